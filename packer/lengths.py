@@ -1,0 +1,30 @@
+"""Document lengths: any integer array in, a checked int64 array out. The one place where bad lengths are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def as_lengths(lengths: npt.ArrayLike, *, name: str = "lengths", minimum: int = 0) -> Int64Array:
+    """Widen `lengths` (any 1-D array or list of integers) to a contiguous int64 array.
+
+    Every later sum and product is done in 64 bits, whatever came in. Raises ValueError for anything that is not a
+    one-dimensional list of integers of at least `minimum` that int64 can hold, naming the first bad index.
+    """
+    array = np.asarray(lengths)
+    if array.size == 0 and array.ndim == 1:
+        return np.zeros(0, dtype=np.int64)
+    if array.ndim != 1:
+        raise ValueError(f"{name} has {array.ndim} dimensions: must have one")
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{name} has dtype {array.dtype}: must be integers")
+    if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{name}[{int(array.argmax())}] is {int(array.max())}: does not fit 64 signed bits")
+    widened = np.ascontiguousarray(array, dtype=np.int64)
+    if int(widened.min()) < minimum:
+        bad = int(np.argmax(widened < minimum))
+        raise ValueError(f"{name}[{bad}] is {int(widened[bad])}: must be at least {minimum}")
+    return widened
