@@ -28,3 +28,13 @@ def as_lengths(lengths: npt.ArrayLike, *, name: str = "lengths", minimum: int = 
         bad = int(np.argmax(widened < minimum))
         raise ValueError(f"{name}[{bad}] is {int(widened[bad])}: must be at least {minimum}")
     return widened
+
+
+def total(values: Int64Array, name: str) -> int:
+    """The exact sum of non-negative int64 values. Raises ValueError where 62 bits do not hold it.
+
+    Two bits are kept free so that the sums of any two such totals are exact too.
+    """
+    if float(values.sum(dtype=np.float64)) > 2.0**62:
+        raise ValueError(f"the sum of {name} is over 2**62: use a coarser unit")
+    return int(values.sum())

@@ -1,0 +1,172 @@
+"""`PackedBatch`: what one rank gets for one micro-batch, and `assemble`, which gathers it from the shards.
+
+Boundaries travel explicitly (`cu_seqlens`); positions restart in every document. Labels are shifted inside the
+document before it is split over ranks, so a rank never needs a neighbour's token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from seqmesh.loader.planner import Step
+from seqmesh.loader.shards import ShardSet
+from seqmesh.packer.jit import array_at, jit, pointer
+from seqmesh.packer.lengths import Int64Array
+
+UNSUPERVISED = -100
+
+A = TypeVar("A")  # numpy arrays in the loader, torch tensors in user code
+B = TypeVar("B")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedBatch(Generic[A]):
+    """T tokens of N segments, for one rank in one wave of one step.
+
+    input_ids, labels, position_ids [T]: int32 on the wire; labels are shifted, -100 where nothing is to be learned;
+    positions count from the document's start. cu_seqlens [N + 1] int32: segment i is rows cu_seqlens[i] to
+    cu_seqlens[i + 1]; `pad` rows follow the last. Per segment [N], int64: document_ids (row of the set),
+    document_offsets (tokens of that row before the document, not 0 only for pieces of an overlong one),
+    document_lengths (tokens of the whole document, on all its ranks), ring_ids (-1: whole on this rank), ring_sizes,
+    ring_indices. waves: micro-batches that this rank has in this step; a rank without documents gets one batch of no
+    tokens, so that every rank sees every step. supervised_tokens_in_step: divide the summed loss by it, on every rank.
+    tokens_in_step, imbalance (dearest rank over mean) and plan (digest) describe the whole step.
+    """
+
+    input_ids: A
+    labels: A
+    position_ids: A
+    cu_seqlens: A
+    document_ids: A
+    document_offsets: A
+    document_lengths: A
+    ring_ids: A
+    ring_sizes: A
+    ring_indices: A
+    max_seqlen: int
+    pad: int
+    step: int
+    epoch: int
+    wave: int
+    waves: int
+    tokens: int
+    tokens_in_step: int
+    supervised_tokens_in_step: int
+    imbalance: float
+    offload_ratio: float
+    plan: str
+
+    @property
+    def last_in_step(self) -> bool:
+        """Whether the gradients of the step are complete on this rank after this batch."""
+        return self.wave + 1 == self.waves
+
+    def map(self, convert: Callable[[str, A], B]) -> PackedBatch[B]:
+        """The same batch with every array converted by `convert(name, array)`."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        arrays = {name: convert(name, values[name]) for name in ARRAYS}
+        return PackedBatch(**(values | arrays))
+
+
+NumpyBatch = PackedBatch[npt.NDArray[Any]]
+
+ARRAYS = {
+    "input_ids": "int32",
+    "labels": "int32",
+    "position_ids": "int32",
+    "cu_seqlens": "int32",
+    "document_ids": "int64",
+    "document_offsets": "int64",
+    "document_lengths": "int64",
+    "ring_ids": "int64",
+    "ring_sizes": "int64",
+    "ring_indices": "int64",
+}
+_COUNTS = ("max_seqlen", "pad", "step", "epoch", "wave", "waves", "tokens", "tokens_in_step")
+SCALARS: dict[str, type] = {
+    **dict.fromkeys((*_COUNTS, "supervised_tokens_in_step"), int),
+    "imbalance": float,
+    "offload_ratio": float,
+    "plan": str,
+}
+
+
+def batch_digest(batch: NumpyBatch) -> str:
+    """xxh3-128 of the content and the place of a batch, in hexadecimal: equal for equal batches, wherever served."""
+    hasher = xxhash.xxh3_128(f"{batch.step}/{batch.wave}/{batch.waves}/{batch.supervised_tokens_in_step}".encode())
+    for name, dtype in ARRAYS.items():
+        hasher.update(np.ascontiguousarray(getattr(batch, name), dtype).tobytes())
+    return hasher.hexdigest()
+
+
+def assemble(shards: ShardSet, step: Step, rank: int, wave: int) -> NumpyBatch:
+    """Gather one micro-batch. Raises ShardError where a shard is damaged."""
+    plan = step.plan
+    pieces = plan.pieces(rank, wave)
+    order = plan.document[pieces]
+    documents, offsets = step.documents.document[order], step.documents.offset[order]
+    lengths = plan.lengths[order]
+    cu_seqlens = np.zeros(len(pieces) + 1, np.int32)
+    np.cumsum(lengths, out=cu_seqlens[1:])
+    tokens = int(cu_seqlens[-1])
+    input_ids, labels, position_ids = (np.empty(tokens, np.int32) for _ in range(3))
+    addresses = shards.addresses(documents) + offsets * shards.token_dtype.itemsize
+    starts = cu_seqlens[:-1].astype(np.int64)
+    outputs = input_ids, labels, position_ids
+    _gather(addresses, starts, np.zeros_like(lengths), lengths, lengths, shards.token_dtype, *outputs)
+    return PackedBatch(
+        input_ids=input_ids,
+        labels=labels,
+        position_ids=position_ids,
+        cu_seqlens=cu_seqlens,
+        document_ids=documents,
+        document_offsets=offsets,
+        document_lengths=lengths,
+        ring_ids=np.where(plan.ring_size[pieces] > 1, order, -1),
+        ring_sizes=plan.ring_size[pieces],
+        ring_indices=plan.ring_index[pieces],
+        max_seqlen=int(lengths.max()) if len(lengths) else 0,
+        pad=0,
+        step=step.before.step,
+        epoch=step.before.epoch,
+        wave=wave,
+        waves=max(int(plan.waves[rank]), 1),
+        tokens=tokens,
+        tokens_in_step=plan.tokens,
+        supervised_tokens_in_step=plan.supervised_tokens,
+        imbalance=plan.imbalance,
+        offload_ratio=0.0,
+        plan=step.digest,
+    )
+
+
+@jit
+def _gather(
+    addresses: Int64Array,
+    starts: Int64Array,
+    first: Int64Array,
+    last: Int64Array,
+    lengths: Int64Array,
+    dtype: Any,
+    input_ids: npt.NDArray[np.int32],
+    labels: npt.NDArray[np.int32],
+    position_ids: npt.NDArray[np.int32],
+) -> None:
+    """Copy token ranges: tokens first[i] to last[i] of the document of lengths[i] tokens at addresses[i] go to rows
+    from starts[i]. The label of a token is the next one of its document, none for the last."""
+    for i in range(len(addresses)):
+        tokens = array_at(pointer(addresses[i]), (lengths[i],), dtype)
+        a, b, row = first[i], last[i], starts[i]
+        labelled = min(b, lengths[i] - 1)
+        input_ids[row : row + b - a] = tokens[a:b]
+        labels[row : row + labelled - a] = tokens[a + 1 : labelled + 1]
+        if labelled < b:
+            labels[row + b - a - 1] = UNSUPERVISED
+        for position in range(a, b):
+            position_ids[row + position - a] = position

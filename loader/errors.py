@@ -1,0 +1,25 @@
+"""What can go wrong while documents are served. Each message names the thing: file and row, or rank and step.
+
+LoaderError
+├── ShardError          a shard set is missing something, truncated or damaged
+├── WireError           a message that is not ours, of another version, or over a limit
+└── LoaderTimeoutError  no answer within the deadline (a TimeoutError as well)
+"""
+
+from __future__ import annotations
+
+
+class LoaderError(RuntimeError):
+    """The loader cannot go on."""
+
+
+class ShardError(LoaderError):
+    """A file of a shard set is missing, truncated or not what the manifest says."""
+
+
+class WireError(LoaderError):
+    """A message was refused."""
+
+
+class LoaderTimeoutError(LoaderError, TimeoutError):
+    """The other side did not answer within the deadline."""

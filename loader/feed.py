@@ -1,0 +1,82 @@
+"""`Feed`: any rank's batches from any position, in this process. Both the loader process and `mode="inline"` use it.
+
+A position is a stream state and a wave. Since planning is a pure function of the state, serving needs no memory of
+what was served: a rank that resumes, reconnects or lags behind simply names its position. A few steps are remembered
+so that the ranks of one machine share a plan.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import xxhash
+
+from seqmesh.loader.batch import NumpyBatch, assemble
+from seqmesh.loader.planner import Step, next_step
+from seqmesh.loader.settings import LoaderSettings
+from seqmesh.loader.shards import ShardSet
+from seqmesh.loader.stream import StreamState, check_documents
+
+REMEMBERED_STEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The next micro-batch of a rank: number `wave` of its step that begins at `state`."""
+
+    state: StreamState
+    wave: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A batch, the stream's states around its step, and where the rank goes on."""
+
+    batch: NumpyBatch
+    before: StreamState
+    after: StreamState
+
+    @property
+    def next_position(self) -> Position:
+        return Position(self.after) if self.batch.last_in_step else Position(self.before, self.batch.wave + 1)
+
+
+class Feed:
+    """Opens the data and serves it. Raises what `ShardSet` and `check_documents` raise."""
+
+    def __init__(self, settings: LoaderSettings) -> None:
+        self.settings = settings
+        self.shards = ShardSet(settings.data)
+        check_documents(self.shards.lengths, settings)
+        self._steps: OrderedDict[StreamState, Step | None] = OrderedDict()
+
+    @property
+    def start(self) -> StreamState:
+        return StreamState(seed=self.settings.seed)
+
+    @property
+    def data_fingerprint(self) -> str:
+        """Hash of the shards' checksums: which data this is, wherever it lies."""
+        return xxhash.xxh3_128("".join(shard.xxh3 for shard in self.shards.manifest.shards).encode()).hexdigest()
+
+    def step(self, state: StreamState) -> Step | None:
+        """The step that begins at `state`; None at the end."""
+        if state not in self._steps:
+            self._steps[state] = next_step(state, self.shards.lengths, self.shards.supervised, self.settings)
+            if len(self._steps) > REMEMBERED_STEPS:
+                self._steps.popitem(last=False)
+        return self._steps[state]
+
+    def deliver(self, rank: int, position: Position) -> Delivery | None:
+        """The batch at a position; None at the end of the last epoch. Raises ValueError for a rank or wave that the
+        plan does not have, ShardError for a damaged shard."""
+        if not 0 <= rank < self.settings.ranks:
+            raise ValueError(f"rank is {rank}: this loader serves ranks 0 to {self.settings.ranks - 1}")
+        step = self.step(position.state)
+        if step is None:
+            return None
+        waves = max(int(step.plan.waves[rank]), 1)
+        if position.wave >= waves:
+            raise ValueError(f"wave is {position.wave}: rank {rank} has {waves} in step {position.state.step}")
+        return Delivery(assemble(self.shards, step, rank, position.wave), step.before, step.after)

@@ -1,0 +1,85 @@
+"""`LoaderSettings`: everything that decides which batches a job gets, in one frozen description.
+
+The settings are split by what they decide: the *order* (data, seed, shuffle, tokens_per_step, ...) defines the global
+batches and knows nothing of ranks; the *mesh* (ranks, capacity, cost) decides how a global batch is spread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import TypeAdapter
+
+from seqmesh.packer.cost import CostModel
+
+Overlong = Literal["error", "truncate", "split", "drop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSettings:
+    """data: folder of a shard set. tokens_per_step: most tokens of a global batch. capacity: most tokens of one
+    micro-batch on one rank. max_document: most tokens of a document, by default the smaller of capacity and
+    tokens_per_step; `overlong` says what happens to longer ones (error: refuse at start; truncate: keep the beginning;
+    split: pieces of max_document tokens become documents of their own; drop: leave out). epochs: passes over the data,
+    None for no end. seed and shuffle: the order of documents, a new global shuffle for each epoch.
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    data: str
+    tokens_per_step: int
+    capacity: int
+    ranks: int = 1
+    max_document: int | None = None
+    overlong: Overlong = "error"
+    epochs: int | None = None
+    seed: int = 0
+    shuffle: bool = True
+    cost: CostModel = field(default_factory=CostModel)
+
+    def __post_init__(self) -> None:
+        for name in ("tokens_per_step", "capacity", "ranks", "max_document", "epochs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: must be at least 1")
+        if self.overlong not in ("error", "truncate", "split", "drop"):
+            raise ValueError(f"overlong is {self.overlong!r}: must be error, truncate, split or drop")
+        if not 0 <= self.seed < 1 << 62:
+            raise ValueError(f"seed is {self.seed}: must be from 0 to 2**62 - 1")
+        if self.longest > self.tokens_per_step:
+            raise ValueError(
+                f"max_document is {self.longest}: must not be over tokens_per_step, {self.tokens_per_step}"
+            )
+        if self.longest > self.capacity:
+            raise ValueError(f"max_document is {self.longest}: must not be over capacity, {self.capacity}")
+
+    @property
+    def longest(self) -> int:
+        """`max_document`, resolved."""
+        return min(self.capacity, self.tokens_per_step) if self.max_document is None else self.max_document
+
+    def order(self) -> dict[str, int | str | bool]:
+        """What decides the global batches besides the data and the state; a resumed run must have the same."""
+        return {
+            "tokens_per_step": self.tokens_per_step,
+            "max_document": self.longest,
+            "overlong": self.overlong,
+            "shuffle": self.shuffle,
+        }
+
+    def to_json(self) -> bytes:
+        return _ADAPTER.dump_json(self)
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> LoaderSettings:
+        """Raises pydantic's ValidationError (a ValueError) naming each bad field."""
+        return _ADAPTER.validate_json(text)
+
+    def resolved(self) -> LoaderSettings:
+        """The same with an absolute data folder, so that a process in another working folder finds it."""
+        return _ADAPTER.validate_python(_ADAPTER.dump_python(self) | {"data": str(Path(self.data).resolve())})
+
+
+_ADAPTER = TypeAdapter(LoaderSettings)

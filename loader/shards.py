@@ -1,0 +1,173 @@
+"""`ShardSet`: a finished shard set, memory-mapped. Lengths of all documents at once; tokens by address.
+
+Opening checks that every file is there, has the size the manifest gives and the right columns; it reads no token.
+Chunks (record batches) are never joined, so no 32-bit offset can overflow. Checksums are not read here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from seqmesh.loader.errors import ShardError
+from seqmesh.loader.manifest import FileEntry, Manifest, read_manifest
+from seqmesh.packer.jit import array_at, jit, pointer
+from seqmesh.packer.lengths import Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Where the tokens are: one row per record batch of all shards, in order.
+
+    first_row [C + 1]: number of the first document. offsets, values [C]: addresses of the int64 row offsets and of the
+    token ids. size [C]: ids in the values. shard [C]: which file.
+    """
+
+    first_row: Int64Array
+    offsets: Int64Array
+    values: Int64Array
+    size: Int64Array
+    shard: Int64Array
+
+
+class ShardSet:
+    """Documents by number (0 to `len` − 1). Holds the memory maps; addresses are good as long as it lives."""
+
+    def __init__(self, folder: Path | str) -> None:
+        """Raises FileNotFoundError without a manifest, ValueError for an unfit one, ShardError for an unfit file."""
+        self.folder = Path(folder)
+        self.manifest: Manifest = read_manifest(self.folder)
+        self.token_dtype: np.dtype[Any] = np.dtype(self.manifest.token_dtype)
+        self.lengths, self.supervised = self._open_lengths()
+        self._batches: list[pa.RecordBatch] = []
+        self._chunks = self._open_shards()
+
+    def __len__(self) -> int:
+        return self.manifest.documents
+
+    def addresses(self, documents: Int64Array) -> Int64Array:
+        """Address of the first token of each document. Raises ShardError where a shard contradicts the lengths."""
+        found = np.empty(len(documents), np.int64)
+        chunks = self._chunks
+        bad = _locate(
+            documents,
+            self.lengths,
+            chunks.first_row,
+            chunks.offsets,
+            chunks.values,
+            chunks.size,
+            self.token_dtype.itemsize,
+            found,
+        )
+        if bad >= 0:
+            document = int(documents[bad])
+            chunk = int(np.searchsorted(chunks.first_row, document, side="right")) - 1
+            path = self.folder / self.manifest.shards[int(chunks.shard[chunk])].file
+            raise ShardError(
+                f"{path}: the offsets of document {document} contradict the lengths index; the file is damaged"
+            )
+        return found
+
+    def tokens(self, document: int) -> npt.NDArray[Any]:
+        """A read-only view of one document's token ids."""
+        chunk = int(np.searchsorted(self._chunks.first_row, document, side="right")) - 1
+        row = document - int(self._chunks.first_row[chunk])
+        ids = self._batches[chunk].column("input_ids")[row].values
+        return np.asarray(ids.to_numpy(zero_copy_only=True))
+
+    def doc_id(self, document: int) -> str:
+        """The name that the input gave to a document."""
+        chunk = int(np.searchsorted(self._chunks.first_row, document, side="right")) - 1
+        row = document - int(self._chunks.first_row[chunk])
+        return str(self._batches[chunk].column("doc_id")[row].as_py())
+
+    def _open_lengths(self) -> tuple[Int64Array, Int64Array]:
+        entry = self.manifest.lengths
+        table = open_arrow(self.folder / entry.file, entry).read_all()
+        columns = []
+        for name in ("length", "supervised"):
+            if name not in table.schema.names or table.schema.field(name).type != pa.int64():
+                raise ShardError(f"{self.folder / entry.file}: has no int64 column {name!r}")
+            columns.append(np.asarray(table[name].to_numpy(), np.int64))
+        if len(columns[0]) != entry.rows or int(columns[0].sum()) != entry.tokens:
+            raise ShardError(f"{self.folder / entry.file}: does not hold the rows and tokens the manifest gives")
+        return columns[0], columns[1]
+
+    def _open_shards(self) -> Chunks:
+        rows: list[tuple[int, int, int, int, int]] = []  # rows, offsets, values, size, shard
+        for number, entry in enumerate(self.manifest.shards):
+            reader = open_arrow(self.folder / entry.file, entry)
+            self._check_schema(reader.schema, self.folder / entry.file)
+            batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+            if sum(batch.num_rows for batch in batches) != entry.rows:
+                raise ShardError(f"{self.folder / entry.file}: does not hold the {entry.rows} rows the manifest gives")
+            for batch in batches:
+                if batch.num_rows:
+                    self._batches.append(batch)
+                    rows.append((batch.num_rows, *list_addresses(batch.column("input_ids")), number))
+        table = np.array(rows, np.int64).reshape(-1, 5)
+        first_row = np.concatenate([np.zeros(1, np.int64), np.cumsum(table[:, 0])])
+        return Chunks(first_row, *(np.ascontiguousarray(table[:, i]) for i in range(1, 5)))
+
+    def _check_schema(self, schema: pa.Schema, path: Path) -> None:
+        expected = pa.large_list(pa.from_numpy_dtype(self.token_dtype))
+        found = schema.field("input_ids").type if "input_ids" in schema.names else None
+        if not (found and pa.types.is_large_list(found) and found.value_type == expected.value_type):
+            raise ShardError(f"{path}: input_ids is {found}: the manifest says {expected}")
+        if "targets" in schema.names:
+            raise ShardError(f"{path}: has supervised spans ('targets'), which this version does not serve")
+
+
+def open_arrow(path: Path, entry: FileEntry) -> pa.ipc.RecordBatchFileReader:
+    """Memory-map one Arrow IPC file of a set. Raises ShardError where it is missing, truncated or no Arrow file."""
+    if not path.is_file():
+        raise ShardError(f"{path}: is missing; the manifest lists it")
+    size = path.stat().st_size
+    if size != entry.bytes:
+        raise ShardError(f"{path}: has {size} bytes, the manifest says {entry.bytes}; copy or prepare it again")
+    try:
+        return pa.ipc.open_file(pa.memory_map(str(path)))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ShardError(f"{path}: is not an Arrow file: {error}") from error
+
+
+def list_addresses(column: Any) -> tuple[int, int, int]:
+    """Addresses of a large_list column's offsets and values, and the number of values. Rows are read through offsets,
+    which is right for sliced columns too."""
+    offsets, values = column.buffers()[1], column.values
+    data = values.buffers()[1]
+    offset_address = offsets.address + column.offset * 8 if offsets else 0
+    value_address = data.address + values.offset * (values.type.bit_width // 8) if data else 0
+    return offset_address, value_address, len(values)
+
+
+@jit
+def _locate(
+    documents: Int64Array,
+    lengths: Int64Array,
+    first_row: Int64Array,
+    offsets: Int64Array,
+    values: Int64Array,
+    size: Int64Array,
+    itemsize: int,
+    found: Int64Array,
+) -> int:
+    """Fill `found` with addresses; returns the index of the first document whose offsets are wrong, or -1.
+
+    The check keeps a damaged shard from being read outside its memory.
+    """
+    for i in range(len(documents)):
+        document = documents[i]
+        chunk = np.searchsorted(first_row, document, side="right") - 1
+        row = document - first_row[chunk]
+        rows = array_at(pointer(offsets[chunk]), (row + 2,), np.int64)
+        start, stop = rows[row], rows[row + 1]
+        if start < 0 or stop > size[chunk] or stop - start != lengths[document]:
+            return i
+        found[i] = values[chunk] + start * itemsize
+    return -1

@@ -1,0 +1,45 @@
+"""Packing, balancing and planning: integers in, integers out.
+
+Names resolve on first use (PEP 562): importing the package costs nothing, using a routine imports numba.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seqmesh.packer.balance import Partition as Partition
+    from seqmesh.packer.balance import partition as partition
+    from seqmesh.packer.bins import Bins as Bins
+    from seqmesh.packer.bins import pack as pack
+    from seqmesh.packer.cost import CostModel as CostModel
+    from seqmesh.packer.mesh import Mesh as Mesh
+    from seqmesh.packer.mesh import plan_step as plan_step
+    from seqmesh.packer.permute import permutation as permutation
+    from seqmesh.packer.plan import StepPlan as StepPlan
+    from seqmesh.packer.plan import check_plan as check_plan
+
+_HOMES = {
+    "Bins": "bins",
+    "CostModel": "cost",
+    "Mesh": "mesh",
+    "Partition": "balance",
+    "StepPlan": "plan",
+    "check_plan": "plan",
+    "pack": "bins",
+    "partition": "balance",
+    "permutation": "permute",
+    "plan_step": "mesh",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

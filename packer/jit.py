@@ -1,0 +1,71 @@
+"""The one decorator for compiled routines, and the machine instructions that numba does not offer by itself.
+
+Compiled code is kept beside the package, else in the user's cache folder (numba's own order, `NUMBA_CACHE_DIR` before
+both), else in a private temporary folder, so that a read-only installation without a home works too. Compiled routines
+release the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numba
+from llvmlite import ir
+from numba import carray  # type: ignore[attr-defined]  # numba's stubs forget to export it
+from numba.extending import intrinsic
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def jit(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile `function` on first call, cached on disk, without the interpreter lock."""
+    try:
+        return _compiled(function)
+    except RuntimeError:  # numba: "no locator available", neither the package nor the user's cache can be written
+        os.environ["NUMBA_CACHE_DIR"] = str(_private_folder())  # for processes that this one starts, too
+        numba.config.reload_config()  # type: ignore[no-untyped-call]  # numba leaves it untyped
+        return _compiled(function)
+
+
+def _compiled(function: Callable[P, R]) -> Callable[P, R]:
+    return cast("Callable[P, R]", numba.njit(cache=True, nogil=True)(function))
+
+
+def _private_folder() -> Path:
+    """A folder that only this user can write, the same one for all processes of the user where that is possible."""
+    folder = Path(tempfile.gettempdir()) / f"seqmesh-numba-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.stat(follow_symlinks=False)
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    return folder if ours else Path(tempfile.mkdtemp(prefix="seqmesh-numba-"))
+
+
+def _count_trailing_zeros(_context: Any, word: Any) -> Any:
+    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return numba.types.int64(word), generate
+
+
+def _address_to_pointer(_context: Any, address: Any) -> Any:
+    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return numba.types.voidptr(address), generate
+
+
+# These are for use inside compiled routines only.
+trailing_zeros = cast("Callable[[Any], int]", intrinsic(_count_trailing_zeros))
+"""Index of the lowest set bit of a uint64; 64 for zero."""
+
+pointer = cast("Callable[[Any], Any]", intrinsic(_address_to_pointer))
+"""An integer address as a pointer."""
+
+array_at = cast("Callable[[Any, tuple[int, ...], Any], Any]", carray)
+"""`array_at(pointer, shape, dtype)`: the memory at a pointer as an array, not copied, not checked."""
