@@ -6,7 +6,7 @@ document before it is split over ranks, so a rank never needs a neighbour's toke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
@@ -97,12 +97,18 @@ SCALARS: dict[str, type] = {
 }
 
 
-def batch_digest(batch: NumpyBatch) -> str:
+def batch_digest(batch: PackedBatch[Any]) -> str:
     """xxh3-128 of the content and the place of a batch, in hexadecimal: equal for equal batches, wherever served."""
     hasher = xxhash.xxh3_128(f"{batch.step}/{batch.wave}/{batch.waves}/{batch.supervised_tokens_in_step}".encode())
     for name, dtype in ARRAYS.items():
-        hasher.update(np.ascontiguousarray(getattr(batch, name), dtype).tobytes())
+        array = np.ascontiguousarray(getattr(batch, name), dtype)  # takes torch's CPU tensors as well
+        hasher.update(array.data)
     return hasher.hexdigest()
+
+
+def step_digest(batches: Iterable[str]) -> str:
+    """One digest for the digests of all batches that a rank got in a step, in order."""
+    return xxhash.xxh3_128("".join(batches).encode()).hexdigest()
 
 
 def assemble(shards: ShardSet, step: Step, rank: int, wave: int) -> NumpyBatch:

@@ -68,7 +68,7 @@ class Loader:
 
     settings may be None with `endpoint`: the running loader knows them. rank: by default torch.distributed's, else 0.
     timeout: seconds to wait for the loader, at start and for each batch. credit_bytes: batches read ahead, in bytes.
-    wait_seconds: time spent waiting so far.
+    wait_seconds: time spent waiting so far. vocab_size: ids that the shards' tokenizer has.
     """
 
     def __init__(
@@ -170,6 +170,7 @@ class Loader:
             raise ValueError("settings is None: mode 'inline' needs them")
         feed = Feed(settings)
         self.settings, self._start, self._data = settings, feed.start, feed.data_fingerprint
+        self.vocab_size = feed.shards.manifest.vocab_size
         self._source = Inline(feed, self.rank)
 
     def _open_client(self, settings: LoaderSettings | None, endpoint: str, timeout: float, credit: int) -> None:
@@ -185,6 +186,7 @@ class Loader:
             self.close()
             raise
         self.settings, self._start, self._data = served, StreamState.from_dict(welcome.state), welcome.data
+        self.vocab_size = welcome.vocab_size
 
     def _own_endpoint(self, settings: LoaderSettings | None, timeout: float) -> str:
         """Start this machine's loader process, or learn where the machine's first rank started it."""

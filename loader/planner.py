@@ -8,6 +8,7 @@ import numpy as np
 
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.stream import Draw, StreamState, draw
+from seqmesh.packer.cost import CostModel
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.mesh import Mesh, plan_step
 from seqmesh.packer.plan import StepPlan
@@ -37,5 +38,5 @@ def next_step(state: StreamState, lengths: Int64Array, supervised: Int64Array, s
     # A piece is a document of its own: its last token has no label, whatever follows it in the shard.
     learned = np.where(whole, supervised[documents.document], np.maximum(documents.length - 1, 0))
     mesh = Mesh(ranks=settings.ranks, capacity=settings.capacity)
-    plan = plan_step(documents.length, mesh, settings.cost, supervised=learned)
+    plan = plan_step(documents.length, mesh, settings.cost or CostModel(), supervised=learned)
     return Step(before=state, after=after, documents=documents, plan=plan, digest=plan.digest())

@@ -141,6 +141,7 @@ class LoaderServer:
             settings=self.feed.settings.to_json().decode(),
             state=self.feed.start.to_dict(),
             data=self.feed.data_fingerprint,
+            vocab_size=self.feed.shards.manifest.vocab_size,
         )
         self._send(identity, encode(welcome))
 

@@ -6,7 +6,7 @@ batches and knows nothing of ranks; the *mesh* (ranks, capacity, cost) decides h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -23,7 +23,8 @@ class LoaderSettings:
     micro-batch on one rank. max_document: most tokens of a document, by default the smaller of capacity and
     tokens_per_step; `overlong` says what happens to longer ones (error: refuse at start; truncate: keep the beginning;
     split: pieces of max_document tokens become documents of their own; drop: leave out). epochs: passes over the data,
-    None for no end. seed and shuffle: the order of documents, a new global shuffle for each epoch.
+    None for no end. seed and shuffle: the order of documents, a new global shuffle for each epoch. cost: what ranks
+    are balanced by, None for tokens alone.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -37,7 +38,7 @@ class LoaderSettings:
     epochs: int | None = None
     seed: int = 0
     shuffle: bool = True
-    cost: CostModel = field(default_factory=CostModel)
+    cost: CostModel | None = None
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_step", "capacity", "ranks", "max_document", "epochs"):

@@ -56,13 +56,14 @@ class Hello(Message):
 
 class Welcome(Message):
     """job: random name of this loader process. settings: the job's LoaderSettings as JSON. state: where it begins.
-    data: fingerprint of the shard set."""
+    data: fingerprint of the shard set; vocab_size: its tokenizer's."""
 
     session: Count
     job: str
     settings: str
     state: dict[str, int]
     data: str
+    vocab_size: Count
 
 
 class Batch(Message):

@@ -1,0 +1,108 @@
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqmesh.loader.batch import UNSUPERVISED, batch_digest
+from seqmesh.loader.feed import Feed, Position
+from tests.support import documents_of, long_tail, make_set, settings_for, walk
+
+LENGTHS = long_tail(120, 60)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_set(tmp_path_factory.mktemp("set"), LENGTHS, shard_tokens=300)
+
+
+@pytest.mark.parametrize(("ranks", "capacity", "longest"), [(1, 64, None), (2, 64, 17), (3, 70, 40), (5, 128, 1)])
+def test_every_batch_holds_its_documents_with_shifted_labels(
+    data: Path, ranks: int, capacity: int, longest: int | None
+) -> None:
+    documents = documents_of(LENGTHS)
+    feed = Feed(settings_for(data, ranks=ranks, capacity=capacity, max_document=longest, overlong="split"))
+    for rank in range(ranks):
+        for _, batch in walk(feed, rank):
+            assert batch.tokens == len(batch.input_ids) <= capacity
+            bounds = batch.cu_seqlens.tolist()
+            assert bounds[0] == 0
+            assert bounds[-1] == batch.tokens
+            assert batch.max_seqlen == max((b - a for a, b in pairwise(bounds)), default=0)
+            for i, (a, b) in enumerate(pairwise(bounds)):
+                start, length = int(batch.document_offsets[i]), int(batch.document_lengths[i])
+                tokens = documents[batch.document_ids[i]][start : start + length].tolist()
+                assert batch.input_ids[a:b].tolist() == tokens
+                assert batch.labels[a:b].tolist() == [*tokens[1:], UNSUPERVISED]
+                assert batch.position_ids[a:b].tolist() == list(range(length))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_every_token_reaches_exactly_one_rank_exactly_once_per_epoch(data: Path, ranks: int) -> None:
+    feed = Feed(settings_for(data, ranks=ranks, max_document=13, overlong="split", epochs=2))
+    seen: Counter[tuple[int, int, int]] = Counter()
+    for rank in range(ranks):
+        for _, batch in walk(feed, rank):
+            for i, document in enumerate(batch.document_ids.tolist()):
+                start = int(batch.document_offsets[i])
+                seen.update((batch.epoch, document, start + t) for t in range(int(batch.document_lengths[i])))
+    assert seen == Counter((e, d, t) for e in range(2) for d, length in enumerate(LENGTHS) for t in range(length))
+
+
+def test_supervised_tokens_of_a_step_are_those_in_its_batches(data: Path) -> None:
+    ranks = 3
+    feed = Feed(settings_for(data, ranks=ranks, max_document=13, overlong="truncate"))
+    counted: Counter[int] = Counter()
+    stated: dict[int, int] = {}
+    for rank in range(ranks):
+        for _, batch in walk(feed, rank):
+            counted[batch.step] += int((batch.labels != UNSUPERVISED).sum())
+            assert stated.setdefault(batch.step, batch.supervised_tokens_in_step) == batch.supervised_tokens_in_step
+    assert counted == stated
+
+
+def test_every_rank_sees_every_step_and_its_end(data: Path) -> None:
+    feed = Feed(settings_for(data, ranks=50))
+    steps_of, empty = [], 0
+    for rank in range(50):
+        batches = [batch for _, batch in walk(feed, rank)]
+        assert [b.step for b in batches if b.last_in_step] == sorted({b.step for b in batches})
+        empty += sum(b.tokens == 0 and b.cu_seqlens.tolist() == [0] for b in batches)
+        steps_of.append([b.step for b in batches if b.last_in_step])
+    assert all(steps == steps_of[0] for steps in steps_of)
+    assert empty > 0  # with 50 ranks somebody has nothing to do
+
+
+def test_the_digest_tells_content_and_place_apart(data: Path) -> None:
+    feed = Feed(settings_for(data))
+    digests = [batch_digest(batch) for _, batch in walk(feed, 0)]
+    assert len(set(digests)) == len(digests)
+    again = feed.deliver(0, Position(feed.start))
+    assert again is not None
+    assert batch_digest(again.batch) == digests[0]
+    again.batch.labels[3] += 1
+    assert batch_digest(again.batch) != digests[0]
+
+
+@given(st.sampled_from([7, 300, 70_000]), st.integers(0, 5))
+def test_ids_of_either_width_come_out_as_they_went_in(
+    tmp_path_factory: pytest.TempPathFactory, vocab: int, extra: int
+) -> None:
+    folder = tmp_path_factory.mktemp("width")
+    lengths = [4, 1, 9 + extra]
+    feed = Feed(settings_for(make_set(folder, lengths, vocab=vocab), shuffle=False))
+    _, batch = next(walk(feed, 0))
+    found = sorted(batch.input_ids[a:b].tolist() for a, b in pairwise(batch.cu_seqlens))
+    assert found == sorted(d.tolist() for d in documents_of(lengths, vocab=vocab))
+    assert batch.input_ids.dtype == np.int32
+
+
+def test_a_rank_or_wave_that_the_plan_lacks_is_refused(data: Path) -> None:
+    feed = Feed(settings_for(data, ranks=2))
+    with pytest.raises(ValueError, match="rank is 2: this loader serves ranks 0 to 1"):
+        feed.deliver(2, Position(feed.start))
+    with pytest.raises(ValueError, match="wave is 99: rank 0 has"):
+        feed.deliver(0, Position(feed.start, 99))

@@ -1,0 +1,59 @@
+"""What tests of several rooms share: small shard sets and ways to walk a loader."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqmesh.loader.batch import NumpyBatch
+from seqmesh.loader.feed import Feed, Position
+from seqmesh.loader.settings import LoaderSettings
+from seqmesh.loader.stream import StreamState
+from seqmesh.tools.shard_writer import write_shards
+
+VOCAB = 1000
+
+
+def documents_of(lengths: Sequence[int], *, vocab: int = VOCAB, seed: int = 0) -> list[np.ndarray[Any, Any]]:
+    """Random token ids for documents of these lengths."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, vocab, n) for n in lengths]
+
+
+def make_set(folder: Path, lengths: Sequence[int], *, vocab: int = VOCAB, shard_tokens: int = 200) -> Path:
+    """A shard set of random documents, in several small shards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_shards(folder, documents_of(lengths, vocab=vocab), vocab_size=vocab, shard_tokens=shard_tokens)
+    return folder
+
+
+def long_tail(count: int, longest: int, *, seed: int = 0) -> list[int]:
+    """Lengths from 1 to `longest`, most of them short."""
+    rng = np.random.default_rng(seed)
+    return [int(n) for n in np.clip(rng.lognormal(2.5, 1.2, count), 1, longest)]
+
+
+def settings_for(data: Path, **changes: Any) -> LoaderSettings:
+    """Small steps over one epoch."""
+    defaults: dict[str, Any] = {"data": str(data), "tokens_per_step": 128, "capacity": 64, "epochs": 1}
+    return LoaderSettings(**defaults | changes)
+
+
+def walk(feed: Feed, rank: int, position: Position | None = None) -> Iterator[tuple[Position, NumpyBatch]]:
+    """A rank's batches from a position to the end, each with the position after it."""
+    position = position or Position(feed.start)
+    while (delivery := feed.deliver(rank, position)) is not None:
+        position = delivery.next_position
+        yield position, delivery.batch
+
+
+def global_batches(feed: Feed, state: StreamState | None = None) -> list[list[tuple[int, int, int]]]:
+    """(document, offset, length) of every step, without regard to ranks."""
+    steps = []
+    state = state or feed.start
+    while (step := feed.step(state)) is not None:
+        columns = (step.documents.document, step.documents.offset, step.documents.length)
+        steps.append([tuple(row) for row in np.stack(columns, axis=1).tolist()])
+        state = step.after
+    return steps

@@ -1,0 +1,107 @@
+"""The gradient of a step is that of one process running document by document, whatever the plan and the ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from seqmesh.kernels.layout import Layout
+from seqmesh.kernels.loss import cross_entropy_sum
+from seqmesh.loader.embedded import Loader
+from seqmesh.loader.feed import Feed
+from seqmesh.loader.settings import LoaderSettings
+from seqmesh.packer.cost import CostModel
+from seqmesh.trainer.model import ModelConfig, Transformer
+from seqmesh.trainer.parallel import GradientBuffer, Ranks
+from seqmesh.trainer.step import EXTRA, accumulate
+from tests.ranks import run_ranks
+from tests.support import documents_of, make_set, settings_for
+
+CONFIG = ModelConfig(vocab_size=50, width=16, layers=2, heads=4, kv_heads=2, init_std=0.2)
+STEPS = 2
+
+
+def model_in_float64() -> Transformer:
+    torch.set_num_threads(1)
+    return Transformer(CONFIG, seed=0).double()
+
+
+def gradient_on_rank(ranks: Ranks, settings: LoaderSettings) -> tuple[list[npt.NDArray[np.float64]], list[int]]:
+    """Reduced gradients of the first steps, without updates, and this rank's number of micro-batches in each."""
+    model = model_in_float64()
+    buffer = GradientBuffer(model, EXTRA)
+    gradients: list[npt.NDArray[np.float64]] = []
+    counts = [0]
+    with Loader(settings, rank=ranks.rank, mode="inline") as loader:
+        for batch in loader:
+            accumulate(model, batch, buffer, settings.capacity)
+            counts[-1] += batch.tokens > 0
+            if batch.last_in_step:
+                buffer.reduce_(ranks)
+                gradients.append(buffer.gradient.numpy().copy())
+                buffer.zero_()
+                if len(gradients) == STEPS:
+                    break
+                counts.append(0)
+    return gradients, counts
+
+
+def reference_gradients(lengths: list[int], settings: LoaderSettings) -> list[npt.NDArray[np.float64]]:
+    """One process, one document at a time, mean over the step's labelled tokens."""
+    documents = documents_of(lengths, vocab=CONFIG.vocab_size)
+    feed, model = Feed(settings), model_in_float64()
+    gradients, state = [], feed.start
+    for _ in range(STEPS):
+        step = feed.step(state)
+        assert step is not None
+        state = step.after
+        model.zero_grad()
+        taken = [documents[d] for d in step.documents.document.tolist()]
+        labelled = sum(len(document) - 1 for document in taken)
+        for document in taken:
+            ids = torch.from_numpy(document)
+            labels = torch.cat([ids[1:], torch.tensor([-100])])
+            layout = Layout(torch.tensor([0, len(ids)], dtype=torch.int32), len(ids))
+            loss, _ = cross_entropy_sum(model(ids, torch.arange(len(ids)), layout), labels)
+            torch.autograd.backward(loss / labelled)
+        gradients.append(np.concatenate([p.grad.numpy().ravel() for p in model.parameters() if p.grad is not None]))
+    return gradients
+
+
+def relative_error(found: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> float:
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+CASES: dict[str, tuple[list[int], dict[str, Any]]] = {
+    # One long document outweighs all others: its rank runs one micro-batch, the others several.
+    "uneven": ([60, *[7] * 80, 3, 1, 2], {"capacity": 60, "tokens_per_step": 260, "cost": CostModel(quadratic=8)}),
+    # Fewer documents than ranks: somebody has none.
+    "empty_rank": ([20, 9], {"capacity": 20, "tokens_per_step": 20}),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_gradient_equals_one_process_document_by_document(tmp_path: Path, case: str, count: int) -> None:
+    lengths, changes = CASES[case]
+    data = make_set(tmp_path, lengths, vocab=CONFIG.vocab_size)
+    settings = settings_for(data, ranks=count, shuffle=False, epochs=None, **changes)
+    expected = reference_gradients(lengths, settings)
+    results = run_ranks(gradient_on_rank, count, settings)
+    counts = [result[1] for result in results]
+    if count > 1:
+        assert len({tuple(c) for c in counts}) > 1  # the ranks do differ
+        assert (0 in [c[0] for c in counts]) == (case == "empty_rank")
+    for gradients, _ in results:
+        for found, wanted in zip(gradients, expected, strict=True):
+            assert relative_error(found, wanted) <= 1e-9
+
+
+def test_all_ranks_have_the_same_bits(tmp_path: Path) -> None:
+    settings = settings_for(make_set(tmp_path, [30, *[7] * 20], vocab=50), ranks=3, epochs=None)
+    results = run_ranks(gradient_on_rank, 3, settings)
+    for step in range(STEPS):
+        assert len({result[0][step].tobytes() for result in results}) == 1

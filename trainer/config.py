@@ -1,0 +1,95 @@
+"""A training job's configuration: one YAML file, dotted overrides, every field checked before anything starts.
+
+    config = load_config("job.yaml", ["steps=200", "optim.lr=1e-3"])
+
+Each part is a frozen dataclass beside the code that uses it; this file puts them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from seqmesh.loader.settings import LoaderSettings
+from seqmesh.trainer.checkpoint import CheckpointConfig
+from seqmesh.trainer.model import ModelConfig
+from seqmesh.trainer.optim import OptimConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """run: folder for logs, checkpoints and the resolved configuration. steps: optimizer steps in all. ranks:
+    processes on this machine. seed: of the weights. timeout: seconds that any wait for the loader or another rank may
+    take. The number of ranks and the cost model that the loader balances by come from here, not from `loader`.
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    run: str
+    steps: int
+    loader: LoaderSettings
+    model: ModelConfig
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    ranks: int = 1
+    seed: int = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    timeout: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "ranks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: must be at least 1")
+        if self.timeout <= 0:
+            raise ValueError(f"timeout is {self.timeout}: must be over 0 seconds")
+        if self.loader.ranks != 1 or self.loader.cost is not None:
+            raise ValueError("loader.ranks and loader.cost are set by the trainer: leave them out")
+
+
+_ADAPTER = TypeAdapter(TrainConfig)
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a YAML file and apply overrides such as `optim.lr=1e-3` (values are YAML too).
+
+    Raises FileNotFoundError, or ValueError naming every field that is unknown, missing or unfit.
+    """
+    try:
+        fields = yaml.safe_load(Path(path).read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path} must hold a mapping of settings")
+    for override in overrides:
+        _apply(fields, override)
+    try:
+        return _ADAPTER.validate_python(fields)
+    except ValidationError as error:
+        problems = [f"  {'.'.join(map(str, e['loc'])) or 'the whole'}: {_reason(e['msg'])}" for e in error.errors()]
+        raise ValueError(f"{path} does not make a training job:\n" + "\n".join(problems)) from error
+
+
+def save_config(config: TrainConfig, path: Path) -> None:
+    """Write the resolved configuration; `load_config` reads it back to the same."""
+    path.write_text(yaml.safe_dump(asdict(config), sort_keys=False))
+
+
+def _apply(fields: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    if not equals or not name:
+        raise ValueError(f"{override!r} is not an override: write it as name=value, for example optim.lr=1e-3")
+    *parents, leaf = name.split(".")
+    for parent in parents:
+        fields = fields.setdefault(parent, {})
+        if not isinstance(fields, dict):
+            raise ValueError(f"{override!r}: {parent} is a value, not a group of settings")
+    fields[leaf] = yaml.safe_load(text)
+
+
+def _reason(message: str) -> str:
+    return message.removeprefix("Value error, ").replace("Unexpected keyword argument", "is not a setting")

@@ -1,0 +1,175 @@
+"""The training loop: join the ranks, resume from the newest whole checkpoint, run the steps.
+
+Run by torchrun, one process per rank: `torchrun --nproc-per-node 2 -m seqmesh.trainer.train CONFIG.yaml key=value...`,
+or through `seqmesh train`, which does that. The first rank of each machine starts the machine's loader process.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqmesh.loader.batch import PackedBatch, batch_digest, step_digest
+from seqmesh.loader.embedded import Loader
+from seqmesh.loader.settings import LoaderSettings
+from seqmesh.trainer.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from seqmesh.trainer.config import TrainConfig, load_config, save_config
+from seqmesh.trainer.model import Transformer
+from seqmesh.trainer.monitor import JsonLines, StepClock, make_record, step_line
+from seqmesh.trainer.optim import make_optimizer
+from seqmesh.trainer.parallel import GradientBuffer, Ranks, join_ranks
+from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
+
+Say = Callable[[str], object]
+
+
+def loader_settings(config: TrainConfig, ranks: int) -> LoaderSettings:
+    """The loader's settings for this job: its mesh, and the model's own cost."""
+    return replace(config.loader, ranks=ranks, cost=config.model.shape.cost_model())
+
+
+class Job:
+    """One rank's part of a training job: model, optimizer, loader and logs. `run` is the loop."""
+
+    def __init__(self, config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> None:
+        self.config = config
+        self.ranks = ranks
+        self.loader = loader
+        self.folder = Path(config.run)
+        self.say: Say = say if ranks.is_first else lambda _text: None
+        self.model = Transformer(config.model, seed=config.seed).to(ranks.device, getattr(torch, config.dtype))
+        self.optimizer = make_optimizer(self.model.parameters(), config.optim)
+        self.buffer = GradientBuffer(self.model, EXTRA)
+        self.step = 0  # steps done
+
+    def resume(self) -> None:
+        """Go on from the newest whole checkpoint, the same one on all ranks; begin at 0 where there is none."""
+        newest = newest_checkpoint(self.folder, self.say) if self.ranks.is_first else None
+        step = self.ranks.from_first(int(newest.name.rpartition("-")[2]) if newest else -1)
+        if step < 0:
+            return
+        path = self.folder / f"step-{step:08d}"
+        state = load_checkpoint(path, self.model, self.optimizer)
+        self.loader.load_state_dict(state["loader"])
+        self.step = state["step"]
+        self.say(f"resumed from {path}")
+
+    def run(self) -> None:
+        """All steps that are left; stops early where the data end."""
+        log = JsonLines(self.folder / "log.jsonl") if self.ranks.is_first else None
+        batches_log = JsonLines(self.folder / f"batches-{self.ranks.rank}.jsonl")
+        began, first_step = time.perf_counter(), self.step
+        clock = StepClock()
+        batches = iter(self.loader)
+        try:
+            while self.step < self.config.steps and (done := self._do_step(batches, clock)) is not None:
+                result, last, digest = done
+                batches_log.write({"step": self.step, "digest": digest})
+                record = make_record(
+                    result,
+                    clock,
+                    step=self.step,
+                    epoch=last.epoch,
+                    tokens=last.tokens_in_step,
+                    imbalance=last.imbalance,
+                )
+                clock.restart()
+                if log:
+                    log.write(record)
+                left = (time.perf_counter() - began) / (self.step - first_step) * (self.config.steps - self.step)
+                self.say(step_line(record, self.config.steps, left))
+                with clock.phase("save"):
+                    self._save_if_due(last_step=self.step == self.config.steps)
+            if self.step < self.config.steps:
+                self.say(f"the data end after step {self.step} of {self.config.steps}")
+                self._save_if_due(last_step=True)
+        finally:
+            batches_log.close()
+            if log:
+                log.close()
+
+    def _do_step(
+        self, batches: Iterator[PackedBatch[Tensor]], clock: StepClock
+    ) -> tuple[StepResult, PackedBatch[Tensor], str] | None:
+        """One step, the last of its batches, and the digest of them all; None where the data end."""
+        digests: list[str] = []
+        while True:
+            with clock.phase("data"):
+                batch = next(batches, None)
+            if batch is None:
+                return None
+            digests.append(batch_digest(batch.map(lambda _name, tensor: tensor.cpu())))
+            with clock.phase("compute"):
+                accumulate(self.model, batch, self.buffer, self.loader.settings.capacity)
+            if batch.last_in_step:
+                break
+        with clock.phase("reduce"):
+            self.buffer.reduce_(self.ranks)
+        with clock.phase("update"):
+            result = finish_step(
+                self.buffer,
+                self.optimizer,
+                self.config.optim,
+                supervised=batch.supervised_tokens_in_step,
+                step=self.step,
+                steps=self.config.steps,
+            )
+        self.step += 1
+        return result, batch, step_digest(digests)
+
+    def _save_if_due(self, *, last_step: bool) -> None:
+        if self.ranks.is_first and (last_step or self.step % self.config.checkpoint.every == 0):
+            state = {"loader": self.loader.state_dict(), "ranks": self.ranks.count}
+            keep = self.config.checkpoint.keep
+            path = save_checkpoint(self.folder, self.step, self.model, self.optimizer, state, keep=keep)
+            self.say(f"saved {path}")
+
+
+def train(config: TrainConfig, say: Say = print) -> int:
+    """Run the job on this rank; returns the steps done. `say` gets the first rank's lines.
+
+    Raises ValueError for a configuration that does not fit the data, LoaderError, CheckpointError, and what
+    torch.distributed raises where another rank is lost.
+    """
+    with join_ranks(config.timeout) as ranks:
+        if ranks.is_first:
+            Path(config.run).mkdir(parents=True, exist_ok=True)
+            save_config(config, Path(config.run) / "config.yaml")
+        settings = loader_settings(config, ranks.count)
+        with Loader(settings, device=ranks.device, timeout=config.timeout) as loader:
+            _check_vocabulary(config, loader)
+            job = Job(config, ranks, loader, say)
+            job.resume()
+            job.run()
+            ranks.wait_for_all()  # the loader of this machine ends with its first rank: not before all have their data
+            return job.step
+
+
+def _check_vocabulary(config: TrainConfig, loader: Loader) -> None:
+    if config.model.vocab_size < loader.vocab_size:
+        raise ValueError(
+            f"model.vocab_size is {config.model.vocab_size}: the shards' tokenizer has {loader.vocab_size} ids"
+        )
+
+
+def main(arguments: list[str]) -> int:
+    """`CONFIG.yaml key=value...`; returns the exit code."""
+    config = load_config(arguments[0], arguments[1:])
+    train(config, say=_print)
+    return 0
+
+
+def _print(text: Any) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
