@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from seqmesh.loader.explain import explain
 from seqmesh.loader.files import atomic_write
 
 FORMAT_VERSION = 1
@@ -103,5 +104,4 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return TypeAdapter(Manifest).validate_json(path.read_bytes())
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'manifest'}: {e['msg']}" for e in error.errors())
-        raise ValueError(f"{path} is not a valid manifest: {problems}") from error
+        raise ValueError(f"{path} is not a valid manifest: {explain(error)}") from error

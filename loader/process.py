@@ -32,7 +32,7 @@ class LoaderProcess:
 
         Raises LoaderError with its own words where it refuses, LoaderTimeoutError where it is not up in time.
         """
-        self._folder = Path(tempfile.mkdtemp(prefix="seqmesh-", dir=_runtime_folder()))
+        self._folder = private_folder()
         self.endpoint = f"ipc://{self._folder / 'loader'}"
         self.log = self._folder / "log"
         with self.log.open("wb") as log:
@@ -107,7 +107,8 @@ class LoaderProcess:
         return lines[-1] if lines else "it left no message"
 
 
-def _runtime_folder() -> str | None:
-    """The user's runtime folder where there is one, else the place of temporary files."""
-    folder = os.environ.get("XDG_RUNTIME_DIR", "")
-    return folder if folder and os.access(folder, os.W_OK) else None
+def private_folder() -> Path:
+    """A new folder with a random name that only this user can enter, in the user's runtime folder where there is one,
+    else in the place of temporary files."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Path(tempfile.mkdtemp(prefix="seqmesh-", dir=runtime if runtime and os.access(runtime, os.W_OK) else None))

@@ -207,8 +207,11 @@ class LoaderServer:
 def serve(settings: LoaderSettings, endpoint: str, *, ready: Callable[[], None], until: int | None = None) -> None:
     """Open the data, bind `endpoint`, call `ready`, and serve until `until` becomes readable.
 
-    Raises what `Feed` raises for unfit data, zmq.ZMQError for an endpoint that can not be bound.
+    Raises what `Feed` raises for unfit data, OSError for an endpoint that can not be bound, ValueError for one that
+    other machines could reach: nothing encrypts or authenticates this link.
     """
+    if not endpoint.startswith(("ipc://", "tcp://127.0.0.1:", "tcp://[::1]:")):
+        raise ValueError(f"endpoint is {endpoint!r}: must be ipc://PATH or a loopback address, tcp://127.0.0.1:PORT")
     feed = Feed(settings)
     feed.deliver(0, Position(feed.start))  # compiles what is not in the cache before a rank waits for it
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
@@ -216,7 +219,10 @@ def serve(settings: LoaderSettings, endpoint: str, *, ready: Callable[[], None],
         socket.setsockopt(zmq.SNDHWM, 0)  # credits limit what is queued, in bytes
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_HEADER_BYTES)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(endpoint)
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"{endpoint} can not be bound: {error.strerror}") from error
         ready()
         LoaderServer(feed, socket).run(until=until)
 
@@ -245,7 +251,8 @@ def _say_ready() -> None:
     os.write(sys.stdout.fileno(), b"ready\n")
 
 
-def _raise_exit(number: int, _frame: Any) -> None:
+def raise_exit(number: int, _frame: Any) -> None:
+    """A signal handler: end by an exception, so that sockets and folders are cleaned up on the way."""
     raise SystemExit(128 + number)
 
 
@@ -253,7 +260,7 @@ def main() -> int:
     """Carry out one order from standard input; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _raise_exit)
+        signal.signal(number, raise_exit)
     order = Order.from_json(sys.stdin.readline())
     owner = os.pidfd_open(order.owner)
     try:

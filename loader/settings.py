@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
+from seqmesh.loader.explain import explain
 from seqmesh.packer.cost import CostModel
 
 Overlong = Literal["error", "truncate", "split", "drop"]
@@ -84,3 +85,11 @@ class LoaderSettings:
 
 
 _ADAPTER = TypeAdapter(LoaderSettings)
+
+
+def make_settings(fields: dict[str, Any]) -> LoaderSettings:
+    """Settings from values whose types nobody checked yet. Raises ValueError naming each bad field."""
+    try:
+        return _ADAPTER.validate_python(fields)
+    except ValidationError as error:
+        raise ValueError(explain(error)) from error

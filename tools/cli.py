@@ -1,1 +1,173 @@
-"""placeholder"""
+"""The `seqmesh` command: what a person types. Every command's work is a module of its own, imported when it is run, so
+that `seqmesh --help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Feed and train language models on documents of very uneven lengths.",
+    epilog="A first tour: seqmesh demo runs/demo",
+)
+
+USER_ERRORS = (ValueError, OSError, RuntimeError, NotImplementedError)
+Engine = Literal["auto", "tokenizers", "tiktoken"]
+OnError = Literal["stop", "skip"]
+Overlong = Literal["error", "truncate", "split", "drop"]
+
+EXTRA_PACKAGES = ("torch", "safetensors", "matplotlib")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"seqmesh {version('seqmesh')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of all commands; `main` reads --debug itself."""
+
+
+@app.command()
+def prepare(
+    inputs: Annotated[list[str], typer.Argument(help="JSONL files (field 'text') or folders of text files, or URLs.")],
+    out: Annotated[Path, typer.Option(help="Folder of the new shard set.")],
+    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or train:VOCAB to train one on the input.")],
+    engine: Annotated[Engine, typer.Option(help="auto takes tiktoken where it is proved equal.")] = "auto",
+    eod_token: Annotated[str, typer.Option(help="Special token after each document: its text, auto or none.")] = "auto",
+    shard_tokens: Annotated[int, typer.Option(help="Tokens of a shard.")] = 1 << 25,
+    max_tokens: Annotated[int | None, typer.Option(help="Stop after this many tokens.")] = None,
+    on_error: Annotated[OnError, typer.Option(help="Bad records: stop, or skip into quarantine.jsonl.")] = "stop",
+) -> None:
+    """Turn text into a shard set: tokenised, checked, with a manifest."""
+    from seqmesh.tools import prepare as command
+
+    command.run(
+        inputs=inputs,
+        out=out,
+        tokenizer=tokenizer,
+        engine=engine,
+        eod_token=eod_token,
+        shard_tokens=shard_tokens,
+        max_tokens=max_tokens,
+        on_error=on_error,
+    )
+
+
+@app.command()
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="A shard set.")],
+    show: Annotated[int | None, typer.Option(help="Print this document (a row number) as text instead.")] = None,
+) -> None:
+    """Say what a shard set holds: rows, tokens, lengths, sources."""
+    from seqmesh.tools import inspect_set
+
+    inspect_set.run(folder=folder, show=show)
+
+
+@app.command()
+def serve(
+    data: Annotated[Path, typer.Argument(help="A shard set.")],
+    tokens_per_step: Annotated[int, typer.Option(help="Most tokens of a global batch.")],
+    capacity: Annotated[int, typer.Option(help="Most tokens of a micro-batch on one rank.")],
+    ranks: Annotated[int, typer.Option(help="Ranks to spread a global batch over.")] = 1,
+    max_document: Annotated[int | None, typer.Option(help="Most tokens of a document [default: the capacity].")] = None,
+    overlong: Annotated[Overlong, typer.Option(help="What happens to longer documents.")] = "error",
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data [default: no end].")] = None,
+    seed: Annotated[int, typer.Option(help="Of the order of documents.")] = 0,
+    endpoint: Annotated[str | None, typer.Option(help="Where to listen [default: a private ipc:// socket].")] = None,
+) -> None:
+    """Run a loader process in the foreground, for Loader(endpoint=...)."""
+    from seqmesh.tools import serve as command
+
+    command.run(
+        endpoint=endpoint,
+        data=str(data),
+        tokens_per_step=tokens_per_step,
+        capacity=capacity,
+        ranks=ranks,
+        max_document=max_document,
+        overlong=overlong,
+        epochs=epochs,
+        seed=seed,
+    )
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="A YAML file; docs/training.md lists the settings.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change, such as optim.lr=1e-3.")] = None,
+) -> None:
+    """Train a transformer; resumes from the newest whole checkpoint of its run folder."""
+    from seqmesh.tools import launch
+
+    launch.run(config=config, overrides=tuple(overrides or ()))
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="The run folder of a training job.")]) -> None:
+    """Summarise a training run: a table, and a picture of loss and throughput."""
+    from seqmesh.tools import report as command
+
+    command.run(folder=run)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="packer, loader, train or all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: done within 40 seconds each.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write the results to this file, too.")] = None,
+    against: Annotated[str, typer.Option(help="Peers to compare with, separated by commas [default: all].")] = "",
+) -> None:
+    """Measure a part against peers or the machine's roof, in the same run."""
+    from seqmesh.tools import bench as command
+
+    command.run(name=name, quick=quick, json_path=json, against=tuple(filter(None, against.split(","))))
+
+
+@app.command()
+def demo(folder: Annotated[Path, typer.Argument(help="A new folder for everything it makes.")]) -> None:
+    """Run the whole line on this machine's own Python sources: prepare, serve, train, get killed, resume, compare."""
+    from seqmesh.tools import demo as command
+
+    command.run(folder=folder)
+
+
+def main() -> None:
+    """The console script: errors in a sentence, and in full with --debug."""
+    debug = "--debug" in sys.argv[1:]
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        if debug or error.name not in EXTRA_PACKAGES:
+            raise
+        _fail(f"this command needs {error.name}: pip install 'seqmesh[train]'")
+    except USER_ERRORS as error:
+        if debug:
+            raise
+        _fail(str(error))
+
+
+def _fail(message: str) -> None:
+    typer.echo(f"error: {message}", err=True)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

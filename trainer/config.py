@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from seqmesh.loader.explain import explain
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.trainer.checkpoint import CheckpointConfig
 from seqmesh.trainer.model import ModelConfig
@@ -70,8 +71,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
     try:
         return _ADAPTER.validate_python(fields)
     except ValidationError as error:
-        problems = [f"  {'.'.join(map(str, e['loc'])) or 'the whole'}: {_reason(e['msg'])}" for e in error.errors()]
-        raise ValueError(f"{path} does not make a training job:\n" + "\n".join(problems)) from error
+        raise ValueError(f"{path} does not make a training job: {explain(error)}") from error
 
 
 def save_config(config: TrainConfig, path: Path) -> None:
@@ -89,7 +89,3 @@ def _apply(fields: dict[str, Any], override: str) -> None:
         if not isinstance(fields, dict):
             raise ValueError(f"{override!r}: {parent} is a value, not a group of settings")
     fields[leaf] = yaml.safe_load(text)
-
-
-def _reason(message: str) -> str:
-    return message.removeprefix("Value error, ").replace("Unexpected keyword argument", "is not a setting")

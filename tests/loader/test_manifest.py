@@ -44,7 +44,7 @@ def test_a_folder_without_a_manifest_is_not_a_set(tmp_path: Path) -> None:
         ({"token_dtype": "uint8"}, "token_dtype: Input should be 'uint16' or 'uint32'"),
         ({"token_dtype": "uint32"}, "does not fit a vocabulary of 1000"),
         ({"shards": []}, "lengths index has 3 rows, the shards have 0"),
-        ({"surprise": 1}, "surprise: Unexpected"),
+        ({"surprise": 1}, "surprise: is not a setting"),
         ({"vocab_size": "many"}, "vocab_size: "),
     ],
 )

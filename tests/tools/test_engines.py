@@ -1,0 +1,116 @@
+"""Engines: the fast one is used where it is proved equal, and never elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqmesh.tools import engines
+from seqmesh.tools.engines import HARD_TEXTS, TiktokenEngine, TokenizersEngine, choose_engine, cut_text, tiktoken_twin
+from seqmesh.tools.tokenizer import TokenizerFile, load_tokenizer, parse_tokenizer
+
+
+@pytest.fixture(scope="module")
+def file(tokenizer_path: Path) -> TokenizerFile:
+    return load_tokenizer(tokenizer_path)
+
+
+@pytest.fixture(scope="module")
+def twin(file: TokenizerFile) -> TiktokenEngine:
+    return tiktoken_twin(file)
+
+
+def with_fields(path: Path, **fields: Any) -> TokenizerFile:
+    return parse_tokenizer(json.dumps({**json.loads(path.read_bytes()), **fields}).encode())
+
+
+def test_both_engines_give_the_same_ids(file: TokenizerFile, twin: TiktokenEngine, texts: list[str]) -> None:
+    sample = [*HARD_TEXTS, *texts]
+    for text, ours, theirs in zip(
+        sample, twin.encode(sample), TokenizersEngine(file.tokenizer).encode(sample), strict=True
+    ):
+        assert np.array_equal(ours, theirs), text[:80]
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(max_size=200))
+def test_both_engines_give_the_same_ids_on_any_text(text: str, file: TokenizerFile, twin: TiktokenEngine) -> None:
+    assert np.array_equal(twin.encode([text])[0], TokenizersEngine(file.tokenizer).encode([text])[0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(alphabet=" \n\ta'sB9.é日\u3000", min_size=1, max_size=120), size=st.integers(1, 20))
+def test_cut_text_encodes_as_the_whole(text: str, size: int, file: TokenizerFile) -> None:
+    pieces = cut_text(text, size)
+    assert "".join(pieces) == text
+    reference = TokenizersEngine(file.tokenizer)
+    assert np.array_equal(np.concatenate(reference.encode(pieces)), reference.encode([text])[0])
+
+
+@pytest.mark.parametrize("text", ["x" + " " * 700_000 + "y", "ab" * 300_000, "word and word\n" * 40_000])
+def test_very_long_documents_neither_overflow_nor_differ(text: str, file: TokenizerFile, twin: TiktokenEngine) -> None:
+    assert np.array_equal(twin.encode([text])[0], TokenizersEngine(file.tokenizer).encode([text])[0])
+
+
+def test_auto_takes_the_twin_where_it_is_proved(file: TokenizerFile, texts: list[str]) -> None:
+    assert choose_engine(file, texts).engine.name == "tiktoken"
+    assert choose_engine(file, texts, "tokenizers").engine.name == "tokenizers"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"normalizer": {"type": "Lowercase"}}, "normalises"),
+        ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}}, "split"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "split"),
+    ],
+)
+def test_a_tokenizer_without_a_twin_runs_on_the_reference(
+    tokenizer_path: Path, fields: dict[str, Any], reason: str
+) -> None:
+    other = with_fields(tokenizer_path, **fields)
+    choice = choose_engine(other, ["some text"])
+    assert choice.engine.name == "tokenizers"
+    assert reason in choice.reason
+    with pytest.raises(ValueError, match=f"cannot stand in for this tokenizer.*{reason}"):
+        choose_engine(other, ["some text"], "tiktoken")
+
+
+def test_ids_out_of_merge_order_have_no_twin(tokenizer_path: Path) -> None:
+    model = json.loads(tokenizer_path.read_bytes())["model"]
+    first, second = ("".join(merge) for merge in model["merges"][:2])
+    vocabulary = model["vocab"]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    with pytest.raises(ValueError, match="order of its merges"):
+        tiktoken_twin(with_fields(tokenizer_path, model=model))
+
+
+def test_added_tokens_that_text_may_match_have_no_twin(tokenizer_path: Path) -> None:
+    config = json.loads(tokenizer_path.read_bytes())
+    tab = {**config["added_tokens"][0], "id": 400, "content": "<tab>", "special": False}
+    with pytest.raises(ValueError, match="matched in text"):
+        tiktoken_twin(with_fields(tokenizer_path, added_tokens=[*config["added_tokens"], tab]))
+
+
+def test_a_difference_found_in_the_sample_rules_the_twin_out(
+    file: TokenizerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "GPT2_SPLIT", r"\w+|\W+")
+    assert choose_engine(file, ["x"]).engine.name == "tokenizers"
+
+
+def test_a_difference_found_later_stops_the_job(file: TokenizerFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "GPT2_SPLIT", r"\w+|\W+")
+    with pytest.raises(ValueError, match=r"disagree on the text that begins 'def  f.*engine tokenizers"):
+        tiktoken_twin(file).encode(["def  f(self):\n        return self.text_and_more"])
+
+
+def test_an_unknown_engine_is_refused(file: TokenizerFile) -> None:
+    with pytest.raises(ValueError, match="must be one of auto, tokenizers, tiktoken"):
+        choose_engine(file, [], "fast")  # type: ignore[arg-type]

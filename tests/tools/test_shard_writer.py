@@ -1,0 +1,148 @@
+"""The shard writer: what goes in comes out by plain pyarrow, and nothing half-written looks finished."""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqmesh.loader.files import checksum
+from seqmesh.loader.manifest import LENGTHS_NAME, MANIFEST_NAME, read_manifest
+from seqmesh.tools.shard_writer import ShardWriter, write_shards
+
+documents = st.lists(st.lists(st.integers(0, 69_999), min_size=1, max_size=12), max_size=20)
+
+
+def read_table(path: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def read_ids(folder: Path) -> list[Any]:
+    tables = [read_table(folder / shard.file) for shard in read_manifest(folder).shards]
+    return [row for table in tables for row in table.column("input_ids").to_pylist()]
+
+
+@settings(max_examples=40, deadline=None)
+@given(documents=documents, vocab_size=st.sampled_from([70_000, 128_256]), shard_tokens=st.integers(1, 40))
+def test_documents_come_back_as_they_went_in(documents: list[list[int]], vocab_size: int, shard_tokens: int) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
+        folder = Path(name)
+        manifest = write_shards(folder, documents, vocab_size=vocab_size, shard_tokens=shard_tokens)
+        assert read_ids(folder) == documents
+        index = read_table(folder / LENGTHS_NAME)
+        assert index.column("length").to_pylist() == [len(document) for document in documents]
+        assert index.column("supervised").to_pylist() == [len(document) - 1 for document in documents]
+        assert manifest == read_manifest(folder)
+        for shard in manifest.shards:
+            assert shard.xxh3 == checksum(folder / shard.file)
+            assert shard.tokens <= shard_tokens or shard.rows == 1
+
+
+def test_the_columns_have_the_types_of_the_format(tmp_path: Path) -> None:
+    write_shards(tmp_path / "narrow", [[1, 2]], vocab_size=65_536)
+    write_shards(tmp_path / "wide", [[1, 2]], vocab_size=65_537)
+    for name, width in (("narrow", pa.uint16()), ("wide", pa.uint32())):
+        schema = read_table(tmp_path / name / "shard-00000.arrow").schema
+        assert schema.field("input_ids").type == pa.large_list(width)
+        assert schema.field("doc_id").type == pa.large_string()
+        assert schema.field("source").type == pa.uint16()
+
+
+def test_shards_do_not_depend_on_how_documents_arrive(tmp_path: Path) -> None:
+    lengths = [3, 9, 1, 1, 25, 4, 4, 2]
+    arrays = [np.arange(length) for length in lengths]
+    names = [f"d{index}" for index in range(len(lengths))]
+    write_shards(tmp_path / "bulk", arrays, doc_ids=names, shard_tokens=10)
+    with ShardWriter(tmp_path / "one", vocab_size=1 << 16, tokenizer="none", eod_id=None, shard_tokens=10) as writer:
+        writer.counts["documents_in"] = len(lengths)
+        for array, name in zip(arrays, names, strict=True):
+            writer.add(array, lengths=[array.size], doc_ids=[name], sources=["all"])
+    files = sorted(path.name for path in (tmp_path / "bulk").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert [shard.rows for shard in read_manifest(tmp_path / "one").shards] == [1, 2, 1, 1, 3]
+    for name in files:
+        assert (tmp_path / "bulk" / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), name
+
+
+def test_a_set_without_documents_has_one_shard_without_rows(tmp_path: Path) -> None:
+    manifest = write_shards(tmp_path, [])
+    assert [(shard.rows, shard.tokens) for shard in manifest.shards] == [(0, 0)]
+    assert read_table(tmp_path / "shard-00000.arrow").num_rows == 0
+    assert read_table(tmp_path / LENGTHS_NAME).num_rows == 0
+
+
+def test_sources_are_named_in_order_of_appearance(tmp_path: Path) -> None:
+    manifest = write_shards(tmp_path, [[1], [2], [3]], sources=["web", "code", "web"], doc_ids=["a", "b", "c"])
+    assert manifest.sources == ("web", "code")
+    table = read_table(tmp_path / "shard-00000.arrow")
+    assert table.column("source").to_pylist() == [0, 1, 0]
+    assert table.column("doc_id").to_pylist() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("bad", [100, -1])
+def test_an_id_outside_the_vocabulary_is_refused_by_document_and_position(tmp_path: Path, bad: int) -> None:
+    with pytest.raises(ValueError, match=rf"'b' \(number 1 of the set\), position 2: token id {bad} is outside"):
+        write_shards(tmp_path, [[1, 2], [3, 4, bad], [5]], vocab_size=100, doc_ids=["a", "b", "c"])
+    assert not (tmp_path / MANIFEST_NAME).exists()
+
+
+def test_empty_documents_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="document 'b' is empty"):
+        write_shards(tmp_path, [[1], []], doc_ids=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("ids", "lengths", "names", "message"),
+    [
+        ([1.5, 2.5], [2], ["a"], "float64"),
+        ([1, 2, 3], [2], ["a"], "add up to 2: there are 3"),
+        ([1, 2], [2], ["a", "b"], "1 lengths, 2 doc_ids"),
+        ([[1, 2]], [2], ["a"], "2 dimensions"),
+    ],
+)
+def test_calls_that_contradict_themselves_are_refused(
+    tmp_path: Path, ids: list[int], lengths: list[int], names: list[str], message: str
+) -> None:
+    writer = ShardWriter(tmp_path, vocab_size=10, tokenizer="none", eod_id=None)
+    with pytest.raises(ValueError, match=message):
+        writer.add(ids, lengths=lengths, doc_ids=names, sources=["all"] * len(names))
+
+
+def test_an_exception_leaves_finished_shards_but_no_manifest(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, vocab_size=10, tokenizer="none", eod_id=None, shard_tokens=2)
+    with pytest.raises(RuntimeError), writer:
+        writer.add([1, 2, 3, 4], lengths=[2, 2], doc_ids=["a", "b"], sources=["all"] * 2)
+        raise RuntimeError("the reader broke")
+    assert [path.name for path in tmp_path.iterdir()] == ["shard-00000.arrow"]
+
+
+def test_a_finished_set_is_never_written_over(tmp_path: Path) -> None:
+    write_shards(tmp_path, [[1]])
+    with pytest.raises(FileExistsError, match="already holds a finished shard set"):
+        write_shards(tmp_path, [[2]])
+
+
+def test_a_full_disk_is_reported_by_file_and_leaves_no_partial_one(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"cannot write .*shard-00000\.arrow"):
+            write_shards(tmp_path, [np.zeros(1 << 20, np.int64)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [({"shard_tokens": 0}, "shard_tokens is 0"), ({"eod_id": 10}, "eod_id is 10")]
+)
+def test_unfit_settings_are_refused(tmp_path: Path, arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_shards(tmp_path, [[1]], vocab_size=10, **arguments)  # type: ignore[arg-type]

@@ -1,0 +1,234 @@
+"""Writes a shard set: token ids in, Arrow files, lengths index and manifest out.
+
+The layout is the one `seqmesh.loader.manifest` describes. Every id is checked against the vocabulary before it is
+narrowed to 16 or 32 bits. A shard ends before the document that would take it past the token budget, so the files
+depend on the documents and the budget only, never on how many documents each call brings. A file appears under its
+final name when it is whole, and the manifest comes last: a folder without a manifest is not a set.
+
+Not done here: tokenising, dropping empty documents (they are refused), resuming an interrupted write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from seqmesh.loader.files import atomic_path, checksum
+from seqmesh.loader.manifest import LENGTHS_NAME, MANIFEST_NAME, FileEntry, Manifest, token_dtype, write_manifest
+from seqmesh.packer.lengths import Int64Array, as_lengths
+
+DEFAULT_SHARD_TOKENS = 1 << 25  # 64 or 128 MiB of ids a file; the writer holds about twice that in memory
+MAX_SOURCES = 1 << 16  # the column `source` has 16 bits
+
+IdArray = npt.NDArray[np.integer[Any]]
+
+
+def shard_name(index: int) -> str:
+    """File name of the shard with this number, counted from 0."""
+    return f"shard-{index:05d}.arrow"
+
+
+class ShardWriter:
+    """Collects documents and writes a shard whenever `shard_tokens` are reached.
+
+    Use it in a `with` block: leaving the block writes the rest, the lengths index and the manifest; an exception
+    leaves finished shards but no manifest. `counts` goes into the manifest; fill it before the block ends (the writer
+    itself sets `documents_out` and `tokens_out`). Raises FileExistsError where the folder already holds a finished
+    set, OSError naming the file when the disk refuses.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        vocab_size: int,
+        tokenizer: str,
+        eod_id: int | None,
+        sources: Sequence[str] = (),
+        shard_tokens: int = DEFAULT_SHARD_TOKENS,
+    ) -> None:
+        if shard_tokens < 1:
+            raise ValueError(f"shard_tokens is {shard_tokens}: must be at least 1")
+        if eod_id is not None and not 0 <= eod_id < vocab_size:
+            raise ValueError(f"eod_id is {eod_id}: not in a vocabulary of {vocab_size}")
+        if (folder / MANIFEST_NAME).exists():
+            raise FileExistsError(f"{folder} already holds a finished shard set: choose another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.counts: dict[str, int] = {}
+        self._folder = folder
+        self._dtype = token_dtype(vocab_size)
+        self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
+        self._eod_id = eod_id
+        self._shard_tokens = shard_tokens
+        self._sources = {name: index for index, name in enumerate(sources)}
+        self._shards: list[FileEntry] = []
+        self._lengths: list[Int64Array] = []  # of every document so far, for the index
+        self._documents = 0
+        self._manifest: Manifest | None = None
+        self._start_shard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+
+    def add(
+        self, ids: npt.ArrayLike, *, lengths: npt.ArrayLike, doc_ids: Sequence[str], sources: Sequence[str]
+    ) -> None:
+        """Add documents: `ids` holds the tokens of all of them one after the other, `lengths` how many each has.
+
+        `doc_ids` and `sources` (names) have one entry per document. Raises ValueError, naming the document and the
+        position, for an id outside the vocabulary, and for an empty document; nothing of the call is kept then.
+        """
+        flat = np.asarray(ids)
+        sizes = as_lengths(lengths)
+        self._check(flat, sizes, doc_ids, sources)
+        codes = self._source_codes(sources)
+        ends = np.cumsum(sizes)
+        narrow: IdArray = flat.astype(self._dtype)
+        first = 0
+        while first < len(sizes):
+            done = int(ends[first - 1]) if first else 0
+            last = int(np.searchsorted(ends, done + self._shard_tokens - self._pending_tokens, side="right"))
+            if last == first and self._pending_tokens == 0:
+                last = first + 1  # larger than the budget: a shard of its own
+            if last > first:
+                self._ids.append(narrow[done : ends[last - 1]])
+                self._sizes.append(sizes[first:last])
+                self._doc_ids.extend(doc_ids[first:last])
+                self._codes.append(codes[first:last])
+                self._pending_tokens += int(ends[last - 1]) - done
+                self._documents += last - first
+            first = last
+            if first < len(sizes):
+                self._end_shard()
+
+    def finish(self) -> Manifest:
+        """Write what is pending, the lengths index and the manifest. A second call only returns the manifest."""
+        if self._manifest is None:
+            if self._sizes or not self._shards:  # a set without documents has one shard without rows
+                self._end_shard()
+            sizes = _join(self._lengths, np.int64)
+            lengths = _write(self._folder / LENGTHS_NAME, _lengths_batch(sizes), int(sizes.sum()))
+            counts = {**self.counts, "documents_out": lengths.rows, "tokens_out": lengths.tokens}
+            self._manifest = Manifest(
+                token_dtype="uint16" if self._dtype.itemsize == 2 else "uint32",
+                vocab_size=self._vocab_size,
+                tokenizer=self._tokenizer,
+                eod_id=self._eod_id,
+                sources=tuple(self._sources),
+                shards=tuple(self._shards),
+                lengths=lengths,
+                counts=counts,
+            )
+            write_manifest(self._folder, self._manifest)
+        return self._manifest
+
+    def _start_shard(self) -> None:
+        self._pending_tokens = 0
+        self._ids: list[IdArray] = []
+        self._sizes: list[Int64Array] = []
+        self._doc_ids: list[str] = []
+        self._codes: list[npt.NDArray[np.uint16]] = []
+
+    def _end_shard(self) -> None:
+        sizes = _join(self._sizes, np.int64)
+        batch = _shard_batch(_join(self._ids, self._dtype), sizes, self._doc_ids, _join(self._codes, np.uint16))
+        self._shards.append(_write(self._folder / shard_name(len(self._shards)), batch, int(sizes.sum())))
+        self._lengths.append(sizes)
+        self._start_shard()
+
+    def _check(self, flat: IdArray, sizes: Int64Array, doc_ids: Sequence[str], sources: Sequence[str]) -> None:
+        if flat.ndim != 1 or (flat.size and flat.dtype.kind not in "iu"):
+            raise ValueError(f"ids have dtype {flat.dtype} and {flat.ndim} dimensions: must be integers in one")
+        if not len(sizes) == len(doc_ids) == len(sources):
+            raise ValueError(f"{len(sizes)} lengths, {len(doc_ids)} doc_ids, {len(sources)} sources: must be as many")
+        if sizes.sum() != flat.size:
+            raise ValueError(f"lengths add up to {sizes.sum()}: there are {flat.size} ids")
+        if sizes.size and sizes.min() == 0:
+            raise ValueError(f"document {doc_ids[int(sizes.argmin())]!r} is empty: drop such documents first")
+        if flat.size and (int(flat.min()) < 0 or int(flat.max()) >= self._vocab_size):
+            self._refuse_id(flat, sizes, doc_ids)
+
+    def _refuse_id(self, flat: IdArray, sizes: Int64Array, doc_ids: Sequence[str]) -> None:
+        where = int(np.argmax((flat < 0) | (flat >= self._vocab_size)))
+        document = int(np.searchsorted(np.cumsum(sizes), where, side="right"))
+        position = where - int(sizes[:document].sum())
+        raise ValueError(
+            f"document {doc_ids[document]!r} (number {self._documents + document} of the set), position {position}: "
+            f"token id {int(flat[where])} is outside the vocabulary of {self._vocab_size}"
+        )
+
+    def _source_codes(self, sources: Sequence[str]) -> npt.NDArray[np.uint16]:
+        for name in dict.fromkeys(sources):
+            self._sources.setdefault(name, len(self._sources))
+        if len(self._sources) > MAX_SOURCES:
+            raise ValueError(f"more than {MAX_SOURCES} sources: a shard set names at most that many")
+        return np.fromiter((self._sources[name] for name in sources), np.uint16, len(sources))
+
+
+def write_shards(
+    folder: Path,
+    documents: Sequence[npt.ArrayLike],
+    *,
+    vocab_size: int = 1 << 16,
+    doc_ids: Sequence[str] | None = None,
+    sources: Sequence[str] | None = None,
+    tokenizer: str = "none",
+    eod_id: int | None = None,
+    shard_tokens: int = DEFAULT_SHARD_TOKENS,
+) -> Manifest:
+    """Write a whole set from lists of token ids. Ids of documents default to "0", "1", ...; the source to "all"."""
+    # An empty list would become an array of floats.
+    arrays = [np.asarray(document) if np.size(document) else np.zeros(0, np.int64) for document in documents]
+    names = list(doc_ids) if doc_ids is not None else [str(index) for index in range(len(arrays))]
+    writer = ShardWriter(folder, vocab_size=vocab_size, tokenizer=tokenizer, eod_id=eod_id, shard_tokens=shard_tokens)
+    with writer:
+        writer.counts["documents_in"] = len(arrays)
+        flat = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
+        lengths = [array.size for array in arrays]
+        writer.add(flat, lengths=lengths, doc_ids=names, sources=sources or ["all"] * len(arrays))
+    return writer.finish()
+
+
+def _join(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def _shard_batch(
+    ids: IdArray, sizes: Int64Array, doc_ids: Sequence[str], codes: npt.NDArray[np.uint16]
+) -> pa.RecordBatch:
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
+    width = pa.uint16() if ids.dtype == np.uint16 else pa.uint32()
+    columns = {
+        "input_ids": pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(ids, width)),
+        "doc_id": pa.array(doc_ids, pa.large_string()),
+        "source": pa.array(codes),
+    }
+    return pa.record_batch(list(columns.values()), names=list(columns))
+
+
+def _lengths_batch(lengths: Int64Array) -> pa.RecordBatch:
+    supervised = np.maximum(lengths - 1, 0)  # the last token of a document has no successor to predict
+    return pa.record_batch([pa.array(lengths), pa.array(supervised)], names=["length", "supervised"])
+
+
+def _write(path: Path, batch: pa.RecordBatch, tokens: int) -> FileEntry:
+    """Write one record batch as an Arrow IPC file, whole or not at all."""
+    try:
+        with atomic_path(path) as temporary, pa.ipc.new_file(str(temporary), batch.schema) as file:
+            file.write_batch(batch)
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error}") from error
+    return FileEntry(file=path.name, rows=batch.num_rows, tokens=tokens, bytes=path.stat().st_size, xxh3=checksum(path))
