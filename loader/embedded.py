@@ -161,9 +161,12 @@ class Loader:
         return delivery
 
     def _tensor(self, name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        """A tensor of its own memory: safe to keep."""
-        tensor = torch.from_numpy(array.copy()).to(self._device, non_blocking=True)
-        return tensor.to(torch.int64) if name in WIDENED else tensor
+        """A tensor of its own memory: safe to keep. Widened on the device, so that half the bytes go there."""
+        widen = name in WIDENED
+        on_cpu = self._device.type == "cpu"
+        tensor = torch.from_numpy(array.astype(np.int64) if widen and on_cpu else array.copy())
+        tensor = tensor.to(self._device, non_blocking=True)
+        return tensor.to(torch.int64) if widen else tensor
 
     def _open_inline(self, settings: LoaderSettings | None) -> None:
         if settings is None:

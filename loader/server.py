@@ -44,6 +44,8 @@ from seqmesh.loader.wire import (
     payload_bytes,
 )
 
+MAX_UNDER_WAY = 256  # batches; bounds the read-ahead of very small ones, of which the credit would allow thousands
+
 log = logging.getLogger("seqmesh.loader")
 
 
@@ -57,12 +59,13 @@ class Reader:
     limit: int
     credit: int
     sequence: int = 0
+    under_way: int = 0
     waiting: list[Any] | None = None
     ended: bool = False
 
     def may_send(self, size: int) -> bool:
         """Within the credit, or, if nothing is under way, any size: one batch may be larger than all the credit."""
-        return size <= self.credit or self.credit == self.limit > 0
+        return self.under_way == 0 or (size <= self.credit and self.under_way < MAX_UNDER_WAY)
 
 
 class LoaderServer:
@@ -81,13 +84,15 @@ class LoaderServer:
         poller.register(self.socket, zmq.POLLIN)
         if until is not None:
             poller.register(until, zmq.POLLIN)
+        busy = False
         while True:
-            ready = dict(poller.poll(None))
+            # Between any two rounds every rank is heard: one that takes much must not keep another waiting.
+            ready = dict(poller.poll(0 if busy else None))
             if until in ready:
                 return
             while self._receive():
                 pass
-            self._serve()
+            busy = self._serve()
 
     def _receive(self) -> bool:
         """Handle one message; whether there was one."""
@@ -112,6 +117,7 @@ class LoaderServer:
                 reader = self._readers.get(identity)
                 if reader and reader.session == message.session:
                     reader.credit = min(reader.credit + message.credit, reader.limit)
+                    reader.under_way = max(reader.under_way - 1, 0)
             case Bye():
                 self._readers.pop(identity, None)
             case _:
@@ -145,17 +151,15 @@ class LoaderServer:
         )
         self._send(identity, encode(welcome))
 
-    def _serve(self) -> None:
-        """Send what the credits allow, one batch for each rank in turn."""
-        while True:
-            sent = [self._serve_one(identity) for identity in list(self._readers)]
-            if not any(sent):
-                return
+    def _serve(self) -> bool:
+        """One round: a batch for each rank whose credit allows it; whether anything was sent."""
+        sent = [self._serve_one(identity) for identity in list(self._readers)]
+        return any(sent)
 
     def _serve_one(self, identity: bytes) -> bool:
         """Send one batch to one rank; whether there was one to send."""
         reader = self._readers.get(identity)
-        if reader is None or reader.ended or reader.credit <= 0:
+        if reader is None or reader.ended or reader.limit == 0:
             return False
         try:
             if reader.waiting is None:
@@ -173,6 +177,7 @@ class LoaderServer:
         if not reader.may_send(size):
             return False
         reader.credit -= size
+        reader.under_way += 1
         frames, reader.waiting = reader.waiting, None
         return self._send(identity, frames)
 

@@ -169,5 +169,5 @@ def decode_batch(header: Batch, frames: Frames) -> NumpyBatch:
 
 
 def payload_bytes(frames: Frames) -> int:
-    """What a batch costs in credit: the bytes of its array frames, and one so that an empty batch costs too."""
-    return 1 + sum(memoryview(frame).nbytes for frame in frames)
+    """What a batch costs in credit: the bytes of its array frames."""
+    return sum(memoryview(frame).nbytes for frame in frames)

@@ -121,9 +121,13 @@ def _room_index(capacity: int) -> tuple[npt.NDArray[np.uint64], Int64Array]:
 
 @jit
 def _mark(words: npt.NDArray[np.uint64], starts: Int64Array, room: int) -> None:
-    """Say that some bin has this much room."""
+    """Say that some bin has this much room; where a word had a bit already, those above it are set."""
     for height in range(len(starts) - 1):
-        words[starts[height] + room // WORD_BITS] |= np.uint64(1) << np.uint64(room % WORD_BITS)
+        word = starts[height] + room // WORD_BITS
+        known = words[word] != 0
+        words[word] |= np.uint64(1) << np.uint64(room % WORD_BITS)
+        if known:
+            return
         room //= WORD_BITS
 
 

@@ -3,6 +3,7 @@ that `seqmesh --help` answers at once."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -152,6 +153,8 @@ def demo(folder: Annotated[Path, typer.Argument(help="A new folder for everythin
 def main() -> None:
     """The console script: errors in a sentence, and in full with --debug."""
     debug = "--debug" in sys.argv[1:]
+    if debug:
+        os.environ["SEQMESH_DEBUG"] = "1"  # for the ranks that this process starts
     try:
         app()
     except ModuleNotFoundError as error:

@@ -10,14 +10,12 @@ if TYPE_CHECKING:
     from seqmesh.trainer.config import load_config as load_config
     from seqmesh.trainer.model import ModelConfig as ModelConfig
     from seqmesh.trainer.model import Transformer as Transformer
-    from seqmesh.trainer.train import train as train
 
 _HOMES = {
     "ModelConfig": "model",
     "TrainConfig": "config",
     "Transformer": "model",
     "load_config": "config",
-    "train": "train",
 }
 __all__ = sorted(_HOMES)
 

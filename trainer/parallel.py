@@ -6,6 +6,9 @@ Every collective is called by every rank in the same order. Nothing here is glob
 from __future__ import annotations
 
 import os
+import select
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,6 +69,21 @@ def join_ranks(timeout: float) -> Iterator[Ranks]:
         yield Ranks(dist.get_rank(), count, device)
     finally:
         dist.destroy_process_group()
+
+
+def end_with_parent() -> None:
+    """Kill this process as soon as the one that started it is gone.
+
+    torchrun starts ranks in sessions of their own: killed with SIGKILL, it leaves them training, and a second start of
+    the same job would run beside them.
+    """
+    parent = os.pidfd_open(os.getppid())
+
+    def watch() -> None:
+        select.select([parent], [], [])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
 class GradientBuffer:

@@ -6,14 +6,18 @@ or through `seqmesh train`, which does that. The first rank of each machine star
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import filelock
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from seqmesh.loader.batch import PackedBatch, batch_digest, step_digest
@@ -24,7 +28,7 @@ from seqmesh.trainer.config import TrainConfig, load_config, save_config
 from seqmesh.trainer.model import Transformer
 from seqmesh.trainer.monitor import JsonLines, StepClock, make_record, step_line
 from seqmesh.trainer.optim import make_optimizer
-from seqmesh.trainer.parallel import GradientBuffer, Ranks, join_ranks
+from seqmesh.trainer.parallel import GradientBuffer, Ranks, end_with_parent, join_ranks
 from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
 
 Say = Callable[[str], object]
@@ -135,12 +139,11 @@ class Job:
 def train(config: TrainConfig, say: Say = print) -> int:
     """Run the job on this rank; returns the steps done. `say` gets the first rank's lines.
 
-    Raises ValueError for a configuration that does not fit the data, LoaderError, CheckpointError, and what
-    torch.distributed raises where another rank is lost.
+    Raises ValueError for a configuration that does not fit the data, RuntimeError where another job uses the run
+    folder, LoaderError, CheckpointError, and what torch.distributed raises where another rank is lost.
     """
-    with join_ranks(config.timeout) as ranks:
+    with join_ranks(config.timeout) as ranks, _claim(Path(config.run), ranks):
         if ranks.is_first:
-            Path(config.run).mkdir(parents=True, exist_ok=True)
             save_config(config, Path(config.run) / "config.yaml")
         settings = loader_settings(config, ranks.count)
         with Loader(settings, device=ranks.device, timeout=config.timeout) as loader:
@@ -152,6 +155,20 @@ def train(config: TrainConfig, say: Say = print) -> int:
             return job.step
 
 
+@contextmanager
+def _claim(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Make the run folder and keep other jobs out of it while this one runs, or dies in whatever way."""
+    if not ranks.is_first:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", blocking=False):
+            yield
+    except filelock.Timeout:
+        raise RuntimeError(f"{folder} is in use by another training job: wait for it, or choose another run") from None
+
+
 def _check_vocabulary(config: TrainConfig, loader: Loader) -> None:
     if config.model.vocab_size < loader.vocab_size:
         raise ValueError(
@@ -161,8 +178,14 @@ def _check_vocabulary(config: TrainConfig, loader: Loader) -> None:
 
 def main(arguments: list[str]) -> int:
     """`CONFIG.yaml key=value...`; returns the exit code."""
-    config = load_config(arguments[0], arguments[1:])
-    train(config, say=_print)
+    end_with_parent()
+    try:
+        train(load_config(arguments[0], arguments[1:]), say=_print)
+    except (ValueError, OSError, RuntimeError) as error:
+        if os.environ.get("SEQMESH_DEBUG"):
+            raise
+        _print(f"error: rank {os.environ.get('RANK', '0')}: {error}")
+        return 1
     return 0
 
 

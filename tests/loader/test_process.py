@@ -17,6 +17,7 @@ from seqmesh.loader.embedded import Loader
 from seqmesh.loader.errors import LoaderError, LoaderTimeoutError
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.process import LoaderProcess
+from seqmesh.loader.server import MAX_UNDER_WAY
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.wire import Ack, Batch, End, Hello, decode, encode, payload_bytes
 from tests.support import long_tail, make_set, settings_for, walk
@@ -110,28 +111,45 @@ def test_a_batch_larger_than_all_the_credit_still_passes(settings: LoaderSetting
     client.close()
 
 
+def take_batches(socket: zmq.Socket[bytes]) -> list[int]:
+    """Sizes of the batches that come until none has come for a while."""
+    sizes = []
+    while socket.poll(300):
+        header, *frames = socket.recv_multipart()
+        if isinstance(decode(header), Batch):
+            sizes.append(payload_bytes(frames))
+    return sizes
+
+
 def test_no_more_is_sent_than_the_credit_allows(process: LoaderProcess) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(process.endpoint)
         limit = 3000
         socket.send_multipart(encode(Hello(rank=0, session=1, credit=limit, state=None, wave=0)))
-        received: list[int] = []
+        first = take_batches(socket)
+        assert len(first) >= 2
+        assert sum(first) <= limit
+        socket.send_multipart(encode(Ack(session=1, sequence=0, credit=first[0])))
+        more = take_batches(socket)
+        assert 1 <= len(more) <= 3
+        assert sum(first[1:] + more) <= limit
 
-        def take() -> None:
-            while socket.poll(300):
-                header, *frames = socket.recv_multipart()
-                if isinstance(decode(header), Batch):
-                    received.append(payload_bytes(frames))
 
-        take()
-        assert len(received) >= 1
-        assert limit - max(received) * 2 < sum(received) <= limit
-        before = len(received)
-        socket.send_multipart(encode(Ack(session=1, sequence=0, credit=received[0])))
-        take()
-        assert before < len(received) <= before + 3
-        assert sum(received) - received[0] <= limit
+def test_small_batches_are_not_read_ahead_without_end(tmp_path: Path) -> None:
+    """The credit alone would allow thousands, and the other rank would wait for all of them."""
+    data = make_set(tmp_path, [4] * 5000, shard_tokens=100_000)
+    with (
+        LoaderProcess(settings_for(data, tokens_per_step=8, capacity=8, ranks=2)) as process,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as socket,
+    ):
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(process.endpoint)
+        socket.send_multipart(encode(Hello(rank=0, session=1, credit=64 << 20, state=None, wave=0)))
+        assert len(take_batches(socket)) == MAX_UNDER_WAY
+        socket.send_multipart(encode(Ack(session=1, sequence=0, credit=10)))
+        assert len(take_batches(socket)) == 1
 
 
 def test_a_stalled_rank_does_not_keep_the_other_waiting(settings: LoaderSettings, process: LoaderProcess) -> None:

@@ -55,7 +55,7 @@ def test_a_batch_survives_the_wire(tmp_path: Path) -> None:
     received = decode_batch(header, raw)
     assert batch_digest(received) == batch_digest(batch)
     assert received.plan == batch.plan
-    assert payload_bytes(raw) == 1 + sum(len(frame) for frame in raw)
+    assert payload_bytes(raw) == sum(len(frame) for frame in raw)
     with pytest.raises(WireError, match="input_ids came as"):
         decode_batch(header, [raw[0][:-1], *raw[1:]])
     with pytest.raises(WireError, match=f"a batch of 2 arrays: must have {len(ARRAYS)}"):

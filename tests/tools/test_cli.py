@@ -1,0 +1,104 @@
+"""The command line as a person meets it: help, version, errors in a sentence."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from seqmesh.loader.embedded import Loader
+from tests.support import make_set
+
+COMMANDS = ["prepare", "inspect", "serve", "train", "report", "bench", "demo"]
+
+
+def seqmesh(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "seqmesh.tools.cli", *map(str, arguments)]
+    environment = os.environ | {"COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+
+
+def test_help_lists_every_command() -> None:
+    result = seqmesh("--help")
+    assert result.returncode == 0
+    assert all(f"│ {command} " in result.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    result = seqmesh(command, "-h")
+    assert result.returncode == 0
+    assert "Usage:" in result.stdout
+    assert result.stderr == ""
+
+
+def test_version() -> None:
+    assert seqmesh("--version").stdout == "seqmesh 0.1.0\n"
+
+
+def test_text_to_shards_to_a_look_at_them(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "hello hello hello"}\n{"text": "world"}\n')
+    prepared = seqmesh("prepare", tmp_path / "a.jsonl", "--out", tmp_path / "set", "--tokenizer", "train:300")
+    assert prepared.returncode == 0, prepared.stderr
+    assert "documents kept" in prepared.stdout
+    assert "2" in seqmesh("inspect", tmp_path / "set").stdout
+    assert "hello hello hello" in seqmesh("inspect", tmp_path / "set", "--show", "0").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inspect", "/nowhere"], "error: /nowhere"),
+        (["report", "/nowhere"], "error: /nowhere holds no training run"),
+        (["train", "/nowhere.yaml"], "No such file"),
+        (["bench", "everything"], "error: name is 'everything': must be one of"),
+        (["serve", "/nowhere", "--tokens-per-step", "8", "--capacity", "4"], "is not a finished shard set"),
+        (["serve", "/nowhere", "--tokens-per-step", "8", "--capacity", "0"], "capacity is 0: must be at least 1"),
+        (["prepare", "/nowhere", "--out", "/tmp/x", "--tokenizer", "train:300"], "/nowhere"),
+    ],
+)
+def test_errors_are_sentences_unless_the_traceback_is_asked_for(arguments: list[str], message: str) -> None:
+    result = seqmesh(*arguments)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "Traceback" in seqmesh("--debug", *arguments).stderr
+
+
+def test_a_misspelt_option_is_a_usage_error() -> None:
+    result = seqmesh("prepare", "--speed", "9")
+    assert result.returncode == 2
+    assert "No such option: --speed" in result.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_serve_serves_until_it_is_told_to_stop(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    data = make_set(tmp_path / "set", [5, 9, 3])
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    arguments = ["serve", str(data), "--tokens-per-step", "32", "--capacity", "16", "--epochs", "1"]
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "seqmesh.tools.cli", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith(f"serving {data} for rank 0 at ipc://{runtime}/seqmesh-")
+        with Loader(endpoint=line.split()[-1], rank=0) as loader:
+            assert sum(batch.tokens for batch in loader) == 17
+        process.send_signal(number)
+        deadline = time.monotonic() + 10
+        while process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert process.returncode == code
+    assert list(runtime.iterdir()) == []
+
+
+def test_serve_listens_on_this_machine_only(tmp_path: Path) -> None:
+    data = make_set(tmp_path, [5])
+    result = seqmesh("serve", data, "--tokens-per-step", "8", "--capacity", "8", "--endpoint", "tcp://0.0.0.0:5555")
+    assert result.returncode == 1
+    assert "must be ipc://PATH or a loopback address" in result.stderr

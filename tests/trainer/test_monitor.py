@@ -1,0 +1,55 @@
+import time
+from pathlib import Path
+
+from seqmesh.trainer.monitor import JsonLines, StepClock, make_record, read_steps, step_line
+from seqmesh.trainer.step import StepResult
+
+RESULT = StepResult(loss=2.5, grad_norm=0.5, fill=0.75, lr=1e-3, updated=True)
+
+
+def test_phases_add_up_inside_the_step() -> None:
+    clock = StepClock()
+    for _ in range(2):
+        with clock.phase("data"):
+            time.sleep(0.002)
+    with clock.phase("compute"):
+        time.sleep(0.001)
+    assert clock.seconds["data"] >= 0.004
+    assert sum(clock.seconds.values()) <= clock.total
+    clock.restart()
+    assert clock.seconds == {}
+
+
+def test_a_step_reads_back_and_the_last_of_two_counts(tmp_path: Path) -> None:
+    clock = StepClock()
+    record = make_record(RESULT, clock, step=1, epoch=0, tokens=100, imbalance=1.0)
+    for _ in range(2):  # a second start appends
+        log = JsonLines(tmp_path / "log")
+        log.write(record)
+        log.write({"step": 2, "loss": 1.0})
+        log.close()
+    log = JsonLines(tmp_path / "log")
+    log.write({"step": 2, "loss": 0.5})
+    log.close()
+    steps = read_steps(tmp_path / "log")
+    assert list(steps) == [1, 2]
+    assert steps[2]["loss"] == 0.5
+    assert steps[1]["tokens_per_second"] == record.tokens_per_second
+
+
+def test_a_line_that_a_kill_cut_short_does_not_spoil_the_next(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text('{"step": 1}\n{"step": 2, "lo')
+    assert list(read_steps(tmp_path / "log")) == [1]
+    log = JsonLines(tmp_path / "log")
+    log.write({"step": 2})
+    log.close()
+    assert list(read_steps(tmp_path / "log")) == [1, 2]
+
+
+def test_the_line_for_people_says_it_all() -> None:
+    clock = StepClock()
+    clock.seconds = {"data": 0.0}
+    record = make_record(RESULT, clock, step=3, epoch=0, tokens=100, imbalance=1.25)
+    line = step_line(record, 120, 61.0)
+    for part in ("step   3/120", "loss  2.500", "fill  75.0%", "imbalance 1.250", "data wait  0.0%", "ETA 1:01"):
+        assert part in line
