@@ -75,7 +75,7 @@ def draw(records: Records, path: Path) -> Path:
     bottom.stackplot(steps, seconds, labels=PHASES, colors=COLORS)
     bottom.set_ylabel("seconds of a step")
     bottom.set_xlabel("step")
-    bottom.legend(loc="upper left", ncols=len(PHASES), fontsize="small")
+    bottom.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(PHASES), fontsize="small", frameon=False)
     for axis in (top, middle, bottom):
         axis.grid(alpha=0.3)
         axis.margins(x=0.01)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from seqmesh.kernels.attention import varlen_attention
 from seqmesh.kernels.layout import Layout
+from seqmesh.loader.embedded import Loader
 from seqmesh.trainer.model import ModelConfig, Transformer
 from tests.kernels.reference import reference_attention, relative_error
+from tests.support import documents_of, make_set, settings_for
 
 CONFIG = ModelConfig(vocab_size=50, width=16, layers=2, heads=2, kv_heads=1, init_std=0.3)
 
@@ -80,3 +84,19 @@ def test_packed_attention_is_separate_attention_and_not_plain_causal() -> None:
     assert torch.equal(packed, torch.cat((first, second)))
     plain = reference_attention((q, k, v), [5], causal=True, scale=0.5)
     assert relative_error(packed, plain) > 0.1
+
+
+def test_boundaries_come_from_the_packer(model: Transformer, tmp_path: Path) -> None:
+    """Two packs from the loader, each with its own boundaries; outputs are those of the documents alone."""
+    data = make_set(tmp_path, [3, 2, 4], vocab=CONFIG.vocab_size)
+    documents = documents_of([3, 2, 4], vocab=CONFIG.vocab_size)
+    with Loader(settings_for(data, capacity=5, shuffle=False), rank=0, mode="inline") as loader:
+        batches = list(loader)
+    assert sorted(batch.cu_seqlens.tolist() for batch in batches) == [[0, 3, 5], [0, 4]]
+    assert all(batch.pad == 0 for batch in batches)
+    for batch in batches:
+        logits = run(model, batch.input_ids, batch.position_ids.tolist(), Layout(batch.cu_seqlens, batch.max_seqlen))
+        for i, document in enumerate(batch.document_ids.tolist()):
+            ids = torch.from_numpy(documents[document])
+            alone = run(model, ids, list(range(len(ids))), layout(0, len(ids)))
+            assert relative_error(logits[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]], alone) <= 1e-12
