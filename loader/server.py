@@ -11,14 +11,16 @@ and nobody waits for anybody.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import secrets
 import shutil
 import signal
+import socket as unix
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,17 +80,17 @@ class LoaderServer:
         self.refused_messages = 0
         self._readers: dict[bytes, Reader] = {}
 
-    def run(self, *, until: int | None = None) -> None:
-        """Serve until the descriptor `until` becomes readable, or for ever."""
+    def run(self, *, until: Sequence[int]) -> None:
+        """Serve until one of the descriptors `until` becomes readable."""
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
-        if until is not None:
-            poller.register(until, zmq.POLLIN)
+        for descriptor in until:
+            poller.register(descriptor, zmq.POLLIN)
         busy = False
         while True:
             # Between any two rounds every rank is heard: one that takes much must not keep another waiting.
             ready = dict(poller.poll(0 if busy else None))
-            if until in ready:
+            if not ready.keys().isdisjoint(until):
                 return
             while self._receive():
                 pass
@@ -210,7 +212,8 @@ class LoaderServer:
 
 
 def serve(settings: LoaderSettings, endpoint: str, *, ready: Callable[[], None], until: int | None = None) -> None:
-    """Open the data, bind `endpoint`, call `ready`, and serve until `until` becomes readable.
+    """Open the data, bind `endpoint`, call `ready`, and serve until `until` becomes readable or a signal's handler
+    raises. To be called in the main thread.
 
     Raises what `Feed` raises for unfit data, OSError for an endpoint that can not be bound, ValueError for one that
     other machines could reach: nothing encrypts or authenticates this link.
@@ -219,17 +222,44 @@ def serve(settings: LoaderSettings, endpoint: str, *, ready: Callable[[], None],
         raise ValueError(f"endpoint is {endpoint!r}: must be ipc://PATH or a loopback address, tcp://127.0.0.1:PORT")
     feed = Feed(settings)
     feed.deliver(0, Position(feed.start))  # compiles what is not in the cache before a rank waits for it
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket, _signals() as signals:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.SNDHWM, 0)  # credits limit what is queued, in bytes
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_HEADER_BYTES)
         socket.setsockopt(zmq.LINGER, 0)
-        try:
-            socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            raise OSError(error.errno, f"{endpoint} can not be bound: {error.strerror}") from error
+        _bind(socket, endpoint)
         ready()
-        LoaderServer(feed, socket).run(until=until)
+        LoaderServer(feed, socket).run(until=[signals] if until is None else [signals, until])
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[int]:
+    """A descriptor that becomes readable when a signal comes.
+
+    ZeroMQ has threads of its own: one of them may take the signal, and the main thread, where Python runs handlers,
+    would sleep on in its poll.
+    """
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.set_wakeup_fd(writing)
+    try:
+        yield reading
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
+
+
+def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Bind, but never take a Unix socket away from a process that listens on it, as ZeroMQ would without a word."""
+    if endpoint.startswith("ipc://"):
+        with unix.socket(unix.AF_UNIX) as probe:
+            taken = probe.connect_ex(endpoint.removeprefix("ipc://")) == 0
+        if taken:
+            raise OSError(f"{endpoint} can not be bound: another process listens there")
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise OSError(f"{endpoint} can not be bound: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 from seqmesh.loader.explain import explain
 from seqmesh.packer.cost import CostModel
 
+MAX_SETTING = 1 << 40  # far above any use, far below where 64-bit sums end
+
 Overlong = Literal["error", "truncate", "split", "drop"]
 
 
@@ -44,8 +46,8 @@ class LoaderSettings:
     def __post_init__(self) -> None:
         for name in ("tokens_per_step", "capacity", "ranks", "max_document", "epochs"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}: must be at least 1")
+            if value is not None and not 1 <= value <= MAX_SETTING:
+                raise ValueError(f"{name} is {value}: must be at least 1, and at most {MAX_SETTING}")
         if self.overlong not in ("error", "truncate", "split", "drop"):
             raise ValueError(f"overlong is {self.overlong!r}: must be error, truncate, split or drop")
         if not 0 <= self.seed < 1 << 62:

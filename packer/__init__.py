@@ -5,8 +5,9 @@ Names resolve on first use (PEP 562): importing the package costs nothing, using
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from seqmesh.packer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from seqmesh.packer.balance import Partition as Partition
@@ -33,13 +34,4 @@ _HOMES = {
     "plan_step": "mesh",
 }
 __all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

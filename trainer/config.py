@@ -62,7 +62,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
     """
     try:
         fields = yaml.safe_load(Path(path).read_text())
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{path} must hold a mapping of settings")

@@ -159,6 +159,7 @@ def test_a_state_outside_the_data_is_refused() -> None:
     [
         ({"capacity": 0}, "capacity is 0"),
         ({"epochs": 0}, "epochs is 0"),
+        ({"tokens_per_step": 10**20}, "tokens_per_step is 100000000000000000000: must be at least 1, and at most"),
         ({"ranks": -1}, "ranks is -1"),
         ({"overlong": "ignore"}, "overlong is 'ignore'"),
         ({"seed": -1}, "seed is -1"),

@@ -97,6 +97,21 @@ def test_serve_serves_until_it_is_told_to_stop(tmp_path: Path, number: signal.Si
     assert list(runtime.iterdir()) == []
 
 
+def test_serve_does_not_take_a_socket_from_another(tmp_path: Path) -> None:
+    data = make_set(tmp_path / "set", [5])
+    arguments = ["serve", str(data), "--tokens-per-step", "8", "--capacity", "8", "--endpoint", f"ipc://{tmp_path}/s"]
+    command = [sys.executable, "-m", "seqmesh.tools.cli", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}) as first:
+        assert first.stdout is not None
+        first.stdout.readline()
+        second = seqmesh(*arguments)
+        assert second.returncode == 1
+        assert "another process listens there" in second.stderr
+        with Loader(endpoint=f"ipc://{tmp_path}/s", rank=0) as loader:
+            assert next(iter(loader)).tokens == 5
+        first.terminate()
+
+
 def test_serve_listens_on_this_machine_only(tmp_path: Path) -> None:
     data = make_set(tmp_path, [5])
     result = seqmesh("serve", data, "--tokens-per-step", "8", "--capacity", "8", "--endpoint", "tcp://0.0.0.0:5555")

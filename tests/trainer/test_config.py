@@ -54,9 +54,9 @@ def test_a_bad_setting_is_named(job: Path, override: str, message: str) -> None:
         load_config(job, [override])
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "", "a: [1"])
-def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "job.yaml").write_text(text)
+@pytest.mark.parametrize("content", [b"[1, 2]", b"", b"a: [1", b"\xa1\xff"])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "job.yaml").write_bytes(content)
     with pytest.raises(ValueError, match=r"job.yaml (must hold a mapping|is not valid YAML)"):
         load_config(tmp_path / "job.yaml")
 
