@@ -18,6 +18,7 @@ from seqmesh.loader.planner import Step
 from seqmesh.loader.shards import ShardSet
 from seqmesh.packer.jit import array_at, jit, pointer
 from seqmesh.packer.lengths import Int64Array
+from seqmesh.packer.pieces import piece_ranges, piece_tokens
 
 UNSUPERVISED = -100
 
@@ -34,9 +35,12 @@ class PackedBatch(Generic[A]):
     cu_seqlens[i + 1]; `pad` rows follow the last. Per segment [N], int64: document_ids (row of the set),
     document_offsets (tokens of that row before the document, not 0 only for pieces of an overlong one),
     document_lengths (tokens of the whole document, on all its ranks), ring_ids (-1: whole on this rank), ring_sizes,
-    ring_indices. waves: micro-batches that this rank has in this step; a rank without documents gets one batch of no
-    tokens, so that every rank sees every step. supervised_tokens_in_step: divide the summed loss by it, on every rank.
-    tokens_in_step, imbalance (dearest rank over mean) and plan (digest) describe the whole step.
+    ring_indices; ring_ranks: the members of all segments' rings, one after the other (this rank itself for a document
+    that is whole). A piece of a ring is its early chunk followed by its late one, see `packer.pieces`. waves: micro-
+    batches that this rank has in this step; a rank without documents gets one batch of no tokens, so that every rank
+    sees every step. supervised_tokens_in_step: divide the summed loss by it, on every rank. tokens_in_step,
+    rings_in_step (documents spread over ranks), imbalance (makespan over the mean rank's work) and plan (digest)
+    describe the whole step; next_plan is the digest of the step after, empty at the end.
     """
 
     input_ids: A
@@ -49,6 +53,7 @@ class PackedBatch(Generic[A]):
     ring_ids: A
     ring_sizes: A
     ring_indices: A
+    ring_ranks: A
     max_seqlen: int
     pad: int
     step: int
@@ -58,9 +63,11 @@ class PackedBatch(Generic[A]):
     tokens: int
     tokens_in_step: int
     supervised_tokens_in_step: int
+    rings_in_step: int
     imbalance: float
     offload_ratio: float
     plan: str
+    next_plan: str
 
     @property
     def last_in_step(self) -> bool:
@@ -87,13 +94,15 @@ ARRAYS = {
     "ring_ids": "int64",
     "ring_sizes": "int64",
     "ring_indices": "int64",
+    "ring_ranks": "int64",
 }
 _COUNTS = ("max_seqlen", "pad", "step", "epoch", "wave", "waves", "tokens", "tokens_in_step")
 SCALARS: dict[str, type] = {
-    **dict.fromkeys((*_COUNTS, "supervised_tokens_in_step"), int),
+    **dict.fromkeys((*_COUNTS, "supervised_tokens_in_step", "rings_in_step"), int),
     "imbalance": float,
     "offload_ratio": float,
     "plan": str,
+    "next_plan": str,
 }
 
 
@@ -111,21 +120,23 @@ def step_digest(batches: Iterable[str]) -> str:
     return xxhash.xxh3_128("".join(batches).encode()).hexdigest()
 
 
-def assemble(shards: ShardSet, step: Step, rank: int, wave: int) -> NumpyBatch:
+def assemble(shards: ShardSet, step: Step, rank: int, wave: int, *, next_plan: str) -> NumpyBatch:
     """Gather one micro-batch. Raises ShardError where a shard is damaged."""
     plan = step.plan
     pieces = plan.pieces(rank, wave)
-    order = plan.document[pieces]
-    documents, offsets = step.documents.document[order], step.documents.offset[order]
-    lengths = plan.lengths[order]
+    order, ring_size, ring_index = plan.document[pieces], plan.ring_size[pieces], plan.ring_index[pieces]
+    documents, offsets, lengths = step.documents.document[order], step.documents.offset[order], plan.lengths[order]
+    rows = piece_tokens(lengths, ring_size, ring_index)
     cu_seqlens = np.zeros(len(pieces) + 1, np.int32)
-    np.cumsum(lengths, out=cu_seqlens[1:])
+    np.cumsum(rows, out=cu_seqlens[1:])
     tokens = int(cu_seqlens[-1])
     input_ids, labels, position_ids = (np.empty(tokens, np.int32) for _ in range(3))
     addresses = shards.addresses(documents) + offsets * shards.token_dtype.itemsize
+    early, late = piece_ranges(lengths, ring_size, ring_index)
     starts = cu_seqlens[:-1].astype(np.int64)
-    outputs = input_ids, labels, position_ids
-    _gather(addresses, starts, np.zeros_like(lengths), lengths, lengths, shards.token_dtype, *outputs)
+    for row, (first, last) in ((starts, early), (starts + early[1] - early[0], late)):
+        _gather(addresses, row, first, last, lengths, shards.token_dtype, input_ids, labels, position_ids)
+    members = [plan.ring_ranks[plan.ring_offsets[d] : plan.ring_offsets[d + 1]] for d in order]
     return PackedBatch(
         input_ids=input_ids,
         labels=labels,
@@ -134,10 +145,11 @@ def assemble(shards: ShardSet, step: Step, rank: int, wave: int) -> NumpyBatch:
         document_ids=documents,
         document_offsets=offsets,
         document_lengths=lengths,
-        ring_ids=np.where(plan.ring_size[pieces] > 1, order, -1),
-        ring_sizes=plan.ring_size[pieces],
-        ring_indices=plan.ring_index[pieces],
-        max_seqlen=int(lengths.max()) if len(lengths) else 0,
+        ring_ids=np.where(ring_size > 1, order, -1),
+        ring_sizes=ring_size,
+        ring_indices=ring_index,
+        ring_ranks=np.concatenate([np.zeros(0, np.int64), *members]),
+        max_seqlen=int(rows.max(initial=0)),
         pad=0,
         step=step.before.step,
         epoch=step.before.epoch,
@@ -146,9 +158,11 @@ def assemble(shards: ShardSet, step: Step, rank: int, wave: int) -> NumpyBatch:
         tokens=tokens,
         tokens_in_step=plan.tokens,
         supervised_tokens_in_step=plan.supervised_tokens,
+        rings_in_step=plan.rings,
         imbalance=plan.imbalance,
         offload_ratio=0.0,
         plan=step.digest,
+        next_plan=next_plan,
     )
 
 
@@ -169,7 +183,7 @@ def _gather(
     for i in range(len(addresses)):
         tokens = array_at(pointer(addresses[i]), (lengths[i],), dtype)
         a, b, row = first[i], last[i], starts[i]
-        labelled = min(b, lengths[i] - 1)
+        labelled = max(min(b, lengths[i] - 1), a)
         input_ids[row : row + b - a] = tokens[a:b]
         labels[row : row + labelled - a] = tokens[a + 1 : labelled + 1]
         if labelled < b:

@@ -46,6 +46,7 @@ class Feed:
     """Opens the data and serves it. Raises what `ShardSet` and `check_documents` raise."""
 
     def __init__(self, settings: LoaderSettings) -> None:
+        settings.check_mesh()
         self.settings = settings
         self.shards = ShardSet(settings.data)
         check_documents(self.shards.lengths, settings)
@@ -79,4 +80,6 @@ class Feed:
         waves = max(int(step.plan.waves[rank]), 1)
         if position.wave >= waves:
             raise ValueError(f"wave is {position.wave}: rank {rank} has {waves} in step {position.state.step}")
-        return Delivery(assemble(self.shards, step, rank, position.wave), step.before, step.after)
+        following = self.step(step.after)
+        batch = assemble(self.shards, step, rank, position.wave, next_plan=following.digest if following else "")
+        return Delivery(batch, step.before, step.after)

@@ -37,6 +37,6 @@ def next_step(state: StreamState, lengths: Int64Array, supervised: Int64Array, s
     whole = documents.length == lengths[documents.document]
     # A piece is a document of its own: its last token has no label, whatever follows it in the shard.
     learned = np.where(whole, supervised[documents.document], np.maximum(documents.length - 1, 0))
-    mesh = Mesh(ranks=settings.ranks, capacity=settings.capacity)
+    mesh = Mesh(ranks=settings.ranks, capacity=settings.capacity, mode=settings.mode)
     plan = plan_step(documents.length, mesh, settings.cost or CostModel(), supervised=learned)
     return Step(before=state, after=after, documents=documents, plan=plan, digest=plan.digest())

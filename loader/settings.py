@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
 from seqmesh.loader.explain import explain
 from seqmesh.packer.cost import CostModel
+from seqmesh.packer.pieces import largest_document
+from seqmesh.packer.plan import Mode
 
 MAX_SETTING = 1 << 40  # far above any use, far below where 64-bit sums end
 
@@ -23,11 +25,12 @@ Overlong = Literal["error", "truncate", "split", "drop"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
     """data: folder of a shard set. tokens_per_step: most tokens of a global batch. capacity: most tokens of one
-    micro-batch on one rank. max_document: most tokens of a document, by default the smaller of capacity and
-    tokens_per_step; `overlong` says what happens to longer ones (error: refuse at start; truncate: keep the beginning;
-    split: pieces of max_document tokens become documents of their own; drop: leave out). epochs: passes over the data,
-    None for no end. seed and shuffle: the order of documents, a new global shuffle for each epoch. cost: what ranks
-    are balanced by, None for tokens alone.
+    micro-batch on one rank. mode: `free` or `waves`, see `packer.mesh.Mesh`. max_document: most tokens of a document,
+    by default the smaller of capacity and tokens_per_step; one over the capacity is spread over ranks. `overlong` says
+    what happens to longer ones (error: refuse at start; truncate: keep the beginning; split: pieces of max_document
+    tokens become documents of their own; drop: leave out). epochs: passes over the data, None for no end. seed and
+    shuffle: the order of documents, a new global shuffle for each epoch. cost: what ranks are balanced by, None for
+    tokens alone.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -42,6 +45,7 @@ class LoaderSettings:
     seed: int = 0
     shuffle: bool = True
     cost: CostModel | None = None
+    mode: Mode = "free"
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_step", "capacity", "ranks", "max_document", "epochs"):
@@ -56,13 +60,21 @@ class LoaderSettings:
             raise ValueError(
                 f"max_document is {self.longest}: must not be over tokens_per_step, {self.tokens_per_step}"
             )
-        if self.longest > self.capacity:
-            raise ValueError(f"max_document is {self.longest}: must not be over capacity, {self.capacity}")
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode is {self.mode!r}: must be one of {', '.join(get_args(Mode))}")
 
     @property
     def longest(self) -> int:
         """`max_document`, resolved."""
         return min(self.capacity, self.tokens_per_step) if self.max_document is None else self.max_document
+
+    def check_mesh(self) -> None:
+        """Raises ValueError where the ranks together can not hold a document of `max_document` tokens."""
+        if self.longest > (most := largest_document(self.ranks, self.capacity)):
+            raise ValueError(
+                f"max_document is {self.longest}: {self.ranks} ranks of {self.capacity} tokens hold {most}; "
+                "use more ranks, a larger capacity or a smaller max_document"
+            )
 
     def order(self) -> dict[str, int | str | bool]:
         """What decides the global batches besides the data and the state; a resumed run must have the same."""

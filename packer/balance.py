@@ -40,17 +40,23 @@ def partition(costs: npt.ArrayLike, parts: int) -> Partition:
     if parts < 1:
         raise ValueError(f"parts is {parts}: must be at least 1")
     everything = total(checked, "costs")
-    part_of = np.empty(len(checked), np.int64)
-    loads = np.zeros(parts, np.int64)
-    _longest_first(checked, descending(checked), loads, part_of)
+    part_of, loads = spread(checked, np.zeros(parts, np.int64))
     dearest = int(checked.max()) if len(checked) else 0
     return Partition(part_of=part_of, loads=loads, lower_bound=max(-(-everything // parts), dearest))
+
+
+def spread(costs: Int64Array, loads: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Longest first onto parts that carry `loads` already: the part of each item, and the loads afterwards."""
+    part_of = np.empty(len(costs), np.int64)
+    after = loads.copy()
+    _longest_first(costs, descending(costs), after, part_of)
+    return part_of, after
 
 
 @jit
 def _longest_first(costs: Int64Array, dearest_first: Int64Array, loads: Int64Array, part_of: Int64Array) -> None:
     """Fill `loads` and `part_of`. `heap` holds the parts, the least loaded (then the lowest) at its root."""
-    heap = np.arange(len(loads))
+    heap = np.argsort(loads, kind="mergesort")  # a sorted list is a heap
     for item in dearest_first:
         part = heap[0]
         part_of[item] = part

@@ -71,9 +71,18 @@ def pack(lengths: npt.ArrayLike, capacity: int, *, method: str = "best_fit_decre
 
 def _best_fit_decreasing(lengths: Int64Array, capacity: int) -> tuple[Int64Array, Int64Array, int]:
     """Bin of each document, the documents in the order of placement, and the number of bins."""
-    longest_first = descending(lengths)
+    bin_of, count = best_fit(lengths, capacity, np.zeros(0, np.int64))
+    return bin_of, descending(lengths), count
+
+
+def best_fit(lengths: Int64Array, capacity: int, rooms: Int64Array) -> tuple[Int64Array, int]:
+    """Best-fit decreasing into bins that are partly full already: bins 0 to len(rooms) − 1 have this much room left.
+
+    Returns the bin of each document and the number of bins. The caller has checked lengths and rooms against the
+    capacity.
+    """
     bin_of = np.empty(len(lengths), np.int64)
-    return bin_of, longest_first, _place_best_fit(lengths, longest_first, capacity, bin_of)
+    return bin_of, _place_best_fit(lengths, descending(lengths), capacity, rooms, bin_of)
 
 
 METHODS: dict[str, Callable[[Int64Array, int], tuple[Int64Array, Int64Array, int]]] = {
@@ -161,12 +170,18 @@ def _least_room(words: npt.NDArray[np.uint64], starts: Int64Array, need: int) ->
 
 
 @jit
-def _place_best_fit(lengths: Int64Array, longest_first: Int64Array, capacity: int, bin_of: Int64Array) -> int:
+def _place_best_fit(
+    lengths: Int64Array, longest_first: Int64Array, capacity: int, rooms: Int64Array, bin_of: Int64Array
+) -> int:
     """Fill `bin_of`; returns the number of bins. Bins of equal room form a stack: `top[room]`, `under[bin]`."""
     words, starts = _room_index(capacity)
     top = np.full(capacity + 1, -1, np.int64)
-    under = np.empty(len(lengths), np.int64)
-    num_bins = 0
+    under = np.empty(len(rooms) + len(lengths), np.int64)
+    num_bins = len(rooms)
+    for opened in range(num_bins):
+        _mark(words, starts, rooms[opened])
+        under[opened] = top[rooms[opened]]
+        top[rooms[opened]] = opened
     for document in longest_first:
         length = lengths[document]
         room = _least_room(words, starts, length)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from seqmesh.packer.lengths import Int64Array, total
+from seqmesh.packer.pieces import piece_pairs, piece_tokens
 
 PAIR_UNITS = 64  # fixed point: a model's cost of one pair, so that the linear coefficient is good to 1/64 pair
 
@@ -47,6 +48,14 @@ class CostModel:
         costs = self.fixed + self.linear * lengths + self.quadratic * attended_pairs(lengths)
         total(costs, "costs")
         return np.asarray(costs, np.int64)
+
+    def of_pieces(self, lengths: Int64Array, ring_sizes: Int64Array, index: Int64Array) -> Int64Array:
+        """Cost of piece `index` of each document, on its member of a ring; that of `of` for rings of one.
+
+        Ring traffic is not counted: the members' compute hides it where the rings are as small as the capacity allows.
+        """
+        tokens, pairs = piece_tokens(lengths, ring_sizes, index), piece_pairs(lengths, ring_sizes, index)
+        return np.asarray(self.fixed + self.linear * tokens + self.quadratic * pairs, np.int64)
 
     @property
     def crossover(self) -> float:

@@ -7,6 +7,7 @@ about the same work. A ring of one holds the whole document. All functions take 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -24,7 +25,7 @@ def chunk_start(length: T, ring_size: T, chunk: T) -> T:
 def chunk_sizes(length: int, ring_size: int) -> tuple[int, ...]:
     """Tokens of all 2 · ring_size chunks."""
     starts = [chunk_start(length, ring_size, chunk) for chunk in range(2 * ring_size + 1)]
-    return tuple(stop - start for start, stop in zip(starts, starts[1:], strict=False))
+    return tuple(stop - start for start, stop in pairwise(starts))
 
 
 def piece_ranges(length: T, ring_size: T, index: T) -> tuple[tuple[T, T], tuple[T, T]]:
@@ -38,14 +39,16 @@ def piece_ranges(length: T, ring_size: T, index: T) -> tuple[tuple[T, T], tuple[
 def piece_tokens(length: T, ring_size: T, index: T) -> T:
     """Tokens that member `index` holds."""
     (a, b), (c, d) = piece_ranges(length, ring_size, index)
-    return b - a + d - c
+    tokens: T = b - a + d - c
+    return tokens
 
 
 def piece_pairs(length: T, ring_size: T, index: T) -> T:
     """(query, key) pairs that causal attention computes for the queries of member `index`, exact: the token at position
     p attends to p + 1 keys."""
     (a, b), (c, d) = piece_ranges(length, ring_size, index)
-    return (b * (b + 1) - a * (a + 1) + d * (d + 1) - c * (c + 1)) // 2
+    pairs: T = (b * (b + 1) - a * (a + 1) + d * (d + 1) - c * (c + 1)) // 2
+    return pairs
 
 
 def largest_document(ranks: int, capacity: int) -> int:
@@ -57,20 +60,15 @@ def largest_document(ranks: int, capacity: int) -> int:
 
 
 def smallest_rings(lengths: Int64Array, capacity: int) -> Int64Array:
-    """The smallest ring for each document whose every piece is at most `capacity` (at least 2 for documents over it)."""
-    ring = np.maximum(-(-lengths // capacity), 1)
-    while True:
-        over = np.flatnonzero(_largest_piece(lengths, ring) > capacity)
-        if len(over) == 0:
-            return ring
-        ring[over] += 1  # the two chunks of a piece were rounded up together: one rank more is always enough of them
+    """The smallest ring of each document that leaves no member with more than `capacity` tokens."""
+    rings = np.maximum(-(-lengths // capacity), 1)
+    for document in np.flatnonzero(rings > 1):
+        while _largest_piece(int(lengths[document]), int(rings[document])) > capacity:
+            rings[document] += 1  # both chunks of a piece had been rounded up
+    return rings
 
 
-def _largest_piece(lengths: Int64Array, ring: Int64Array) -> Int64Array:
-    """Tokens of the largest piece of each document: at most twice the largest chunk, exact for the rings that matter."""
-    exact = np.where(ring == 1, lengths, 0)
-    for document in np.flatnonzero(ring > 1):
-        size, length = int(ring[document]), int(lengths[document])
-        index = np.arange(size, dtype=np.int64)
-        exact[document] = piece_tokens(np.full(size, length), np.full(size, size), index).max()
-    return exact
+def _largest_piece(length: int, ring_size: int) -> int:
+    """Tokens of a document's largest piece."""
+    index = np.arange(ring_size, dtype=np.int64)
+    return int(piece_tokens(np.full_like(index, length), np.full_like(index, ring_size), index).max())

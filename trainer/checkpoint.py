@@ -2,7 +2,8 @@
 
 `step-00000020/` holds model.safetensors, optimizer.safetensors, state.json and manifest.json with the checksum of each.
 It is written under another name, synced and renamed; on loading every checksum is verified first. Nothing in it can
-run code. Parameters are replicated over ranks here, so the first rank writes and every rank reads.
+run code. Tensors are whole, whatever mesh they were gathered from: any mesh loads them. The first rank writes, every
+rank reads.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from seqmesh.loader.files import checksum, sync_file, sync_folder
+
+Tensors = dict[str, dict[str, Tensor]]  # "model" and "optimizer": whole tensors by name
 
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -46,20 +50,19 @@ class CheckpointError(RuntimeError):
     """A checkpoint is incomplete, damaged or of another job."""
 
 
-def save_checkpoint(
-    folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], *, keep: int
-) -> Path:
+def save_checkpoint(folder: Path, step: int, tensors: Tensors, state: dict[str, Any], *, keep: int) -> Path:
     """Write the checkpoint of `step` (steps done) and then delete complete ones beyond the newest `keep`.
 
-    state: JSON values. An earlier checkpoint goes only once the new one is durable.
+    tensors: from `gather_tensors`. state: JSON values. An earlier checkpoint goes only once the new one is durable.
+    Raises OSError naming the file where the disk is full or refuses; what was there before stays.
     """
     final = folder / f"{PREFIX}{step:08d}"
     temporary = folder / f".{final.name}.tmp"
     for leftover in folder.glob(f".{PREFIX}*.tmp"):
         shutil.rmtree(leftover)
     temporary.mkdir(parents=True)
-    save_file(_contiguous(model.state_dict()), temporary / "model.safetensors")
-    save_file(_contiguous(optimizer_tensors(model, optimizer)), temporary / "optimizer.safetensors")
+    for name, part in tensors.items():
+        _save(part, temporary / f"{name}.safetensors")
     (temporary / "state.json").write_text(json.dumps({"version": VERSION, "step": step, **state}, indent=1))
     files = {path.name: checksum(path) for path in sorted(temporary.iterdir())}
     (temporary / MANIFEST).write_text(json.dumps({"version": VERSION, "files": files}, indent=1))
@@ -113,30 +116,61 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     if state.get("version") != VERSION:
         raise CheckpointError(f"{path}: has version {state.get('version')}, this seqmesh reads {VERSION}")
     try:
-        model.load_state_dict(load_file(path / "model.safetensors"))
-        fill_optimizer(model, optimizer, load_file(path / "optimizer.safetensors"))
+        _fill_model(model, load_file(path / "model.safetensors"))
+        _fill_optimizer(model, optimizer, load_file(path / "optimizer.safetensors"))
     except (RuntimeError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"{path}: does not fit this model: {error}") from error
     return state
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as named tensors, `<parameter>/<slot>`."""
-    return {
+@torch.no_grad()
+def gather_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
+    """Model and optimizer as whole named tensors on the CPU, whatever the mesh. Every rank must call it."""
+    slots = {
         f"{name}/{slot}": value
         for name, parameter in model.named_parameters()
         for slot, value in optimizer.state.get(parameter, {}).items()
     }
+    return {
+        "model": {name: _whole(parameter) for name, parameter in model.named_parameters()},
+        "optimizer": {name: _whole(value) for name, value in slots.items()},
+    }
 
 
-def fill_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The reverse of `optimizer_tensors`."""
+def _whole(tensor: Tensor) -> Tensor:
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().cpu().contiguous()
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        raise OSError(f"{path} can not be written: {error}") from error
+
+
+@torch.no_grad()
+def _fill_model(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    if parameters.keys() != tensors.keys():
+        raise KeyError(f"parameters {sorted(parameters.keys() ^ tensors.keys())} are in one and not in the other")
+    for name, parameter in parameters.items():
+        parameter.copy_(_like(parameter, tensors[name]))
+
+
+def _fill_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
         name, _, slot = key.rpartition("/")
         parameter = parameters[name]
-        optimizer.state[parameter][slot] = value.to(parameter.device)
+        # A count of steps is a plain number on every rank; what has the parameter's shape lies as the parameter does.
+        same = value.shape == parameter.shape
+        optimizer.state[parameter][slot] = _like(parameter, value) if same else value.to(parameter.device)
 
 
-def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+def _like(parameter: Tensor, whole: Tensor) -> Tensor:
+    """`whole` on the parameter's device, cut as the parameter is. Every rank must call it."""
+    moved = whole.to(parameter.device)
+    if not isinstance(parameter, DTensor):
+        return moved
+    return distribute_tensor(moved, parameter.device_mesh, parameter.placements)

@@ -20,8 +20,11 @@ from seqmesh.trainer.step import StepResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step as it is logged; seconds are this rank's, by phase (the checkpoint before the step is `save`);
-    total: the whole step, with what no phase claims."""
+    """One step as it is logged.
+
+    rings: documents spread over ranks. ring_bytes: what this rank sent for them. seconds: of this rank, by phase (the
+    checkpoint before the step is `save`). total: the whole step, with what no phase claims.
+    """
 
     step: int
     epoch: int
@@ -30,6 +33,8 @@ class StepRecord:
     lr: float
     updated: bool
     tokens: int
+    rings: int
+    ring_bytes: int
     tokens_per_second: float
     fill: float
     imbalance: float
@@ -66,7 +71,15 @@ class StepClock:
 
 
 def make_record(
-    result: StepResult, clock: StepClock, *, step: int, epoch: int, tokens: int, imbalance: float
+    result: StepResult,
+    clock: StepClock,
+    *,
+    step: int,
+    epoch: int,
+    tokens: int,
+    rings: int,
+    ring_bytes: int,
+    imbalance: float,
 ) -> StepRecord:
     """Put together a step that has just been done."""
     total = clock.total
@@ -78,6 +91,8 @@ def make_record(
         lr=result.lr,
         updated=result.updated,
         tokens=tokens,
+        rings=rings,
+        ring_bytes=ring_bytes,
         tokens_per_second=tokens / total if total else 0.0,
         fill=result.fill,
         imbalance=imbalance,
@@ -92,7 +107,8 @@ def step_line(record: StepRecord, steps: int, left: float) -> str:
     skipped = "" if record.updated else "  update skipped"
     return (
         f"step {record.step:>{len(str(steps))}}/{steps}  loss {record.loss:6.3f}  norm {record.grad_norm:7.3f}  "
-        f"{record.tokens_per_second:8,.0f} tokens/s  fill {record.fill:6.1%}  imbalance {record.imbalance:5.3f}  "
+        f"{record.tokens_per_second:8,.0f} tokens/s  fill {record.fill:6.1%}  rings {record.rings:2d}  "
+        f"imbalance {record.imbalance:5.3f}  "
         f"data wait {record.wait_share:5.1%}  ETA {minutes}:{seconds:02d}{skipped}"
     )
 

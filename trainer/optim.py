@@ -1,4 +1,4 @@
-"""AdamW with linear warm-up and cosine decay, and clipping by the norm of the step's one gradient."""
+"""AdamW with linear warm-up and cosine decay."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +56,6 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> t
         {"params": [p for p in every if p.ndim <= 1], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-
-
-def clip_(gradient: Tensor, limit: float | None) -> float:
-    """Scale a flat gradient in place so that its norm is at most `limit`; returns the norm before."""
-    norm = float(torch.linalg.vector_norm(gradient))
-    if limit is not None and norm > limit and math.isfinite(norm):
-        gradient.mul_(limit / norm)
-    return norm
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

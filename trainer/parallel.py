@@ -5,10 +5,12 @@ Every collective is called by every rank in the same order. Nothing here is glob
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,16 +18,30 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch forgets to export them
+
+from seqmesh.loader.exchange import exchange_texts
+
+BEAT_SECONDS = 0.5
+SILENT_SECONDS = 2.0  # a rank whose count has not moved for this long, when asked about, has stopped
+
+
+class RankError(RuntimeError):
+    """Another rank is gone, has stopped, or does not do the same work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's place: `rank` of `count`. With one rank there is no group and nothing is sent."""
+    """This process's place: `rank` of `count`. With one rank there is no group and nothing is sent.
+
+    beats: a store in which every rank counts on as long as it lives; None with one rank.
+    """
 
     rank: int
     count: int
     device: torch.device
+    beats: Store | None = None
 
     @property
     def is_first(self) -> bool:
@@ -44,9 +60,40 @@ class Ranks:
         dist.broadcast(box, src=0)
         return int(box.item())
 
+    def agree(self, text: str, what: str) -> None:
+        """Raises RankError on every rank, naming two ranks and their texts, unless all have the same."""
+        texts = exchange_texts(text, self.device) if self.count > 1 else [text]
+        for rank, other in enumerate(texts):
+            if other != texts[0]:
+                raise RankError(f"{what} differs: rank 0 has {texts[0] or 'none'}, rank {rank} has {other or 'none'}")
+
     def wait_for_all(self) -> None:
         if self.count > 1:
             dist.barrier()
+
+    @contextmanager
+    def naming_the_lost(self, what: str) -> Iterator[None]:
+        """Turn a failed exchange inside the block into a RankError that says which ranks have stopped."""
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            if self.count == 1 or not _is_exchange_failure(error):
+                raise
+            raise RankError(f"{what}: {self._who_is_lost()} ({_first_line(error)})") from error
+
+    def _who_is_lost(self) -> str:
+        """Ranks whose count stands still, in words."""
+        before = self._counts()
+        time.sleep(SILENT_SECONDS)
+        after = self._counts()
+        lost = [rank for rank in range(self.count) if after[rank] == before[rank] and rank != self.rank]
+        if not lost:
+            return "no answer in time, though all ranks are alive"
+        return f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))} died or stopped"
+
+    def _counts(self) -> list[bytes]:
+        assert self.beats is not None
+        return [self.beats.get(str(rank)) for rank in range(self.count)]
 
 
 @contextmanager
@@ -66,9 +113,50 @@ def join_ranks(timeout: float) -> Iterator[Ranks]:
     backend = "gloo" if device.type == "cpu" else "nccl"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     try:
-        yield Ranks(dist.get_rank(), count, device)
+        with _beating(dist.get_rank(), timeout) as beats:
+            yield Ranks(dist.get_rank(), count, device, beats)
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _beating(rank: int, timeout: float) -> Iterator[Store]:
+    """Count on in a store while the block runs, from a thread: a process that is dead or stopped does not."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    prefix = f"seqmesh/beats/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+    def connect() -> Store:
+        # A connection of its own: the process group's may be held by a wait that lasts.
+        store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout))
+        return PrefixStore(prefix, store)
+
+    beats, ended = connect(), threading.Event()
+    beats.set(str(rank), "0")
+
+    def beat() -> None:
+        with contextlib.suppress(dist.DistError):  # the store is gone: so is the job
+            count = 0
+            while not ended.wait(BEAT_SECONDS):
+                count += 1
+                beats.set(str(rank), str(count))
+
+    thread = threading.Thread(target=beat, name="beats", daemon=True)
+    thread.start()
+    try:
+        yield connect()
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _is_exchange_failure(error: Exception) -> bool:
+    """Whether torch.distributed, or a library under it, says that an exchange failed; it raises plain RuntimeErrors."""
+    words = ("gloo", "nccl", "timed out", "connection", "peer")
+    return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200]
 
 
 def end_with_parent() -> None:
@@ -84,30 +172,3 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
-
-
-class GradientBuffer:
-    """All gradients of a model as one flat tensor, with `extra` numbers at its end: one reduction takes them all.
-
-    Parameters' `.grad` are views of it, so autograd accumulates straight into it, over as many micro-batches as a
-    rank has. A rank without documents has zeros.
-    """
-
-    def __init__(self, model: nn.Module, extra: int) -> None:
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        first = parameters[0]
-        if mixed := {p.dtype for p in parameters} - {first.dtype}:
-            raise ValueError(f"parameters are {first.dtype} and {mixed}: must be of one dtype")
-        self._flat = torch.zeros(sum(p.numel() for p in parameters) + extra, dtype=first.dtype, device=first.device)
-        self.gradient = self._flat[: len(self._flat) - extra]
-        self.extra = self._flat[len(self._flat) - extra :]
-        parts = torch.split(self.gradient, [p.numel() for p in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter)
-
-    def zero_(self) -> None:
-        self._flat.zero_()
-
-    def reduce_(self, ranks: Ranks) -> None:
-        """Sum over all ranks, never average: the loss was divided by the whole step's count."""
-        ranks.sum_(self._flat)

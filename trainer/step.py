@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from seqmesh.kernels.layout import Layout
-from seqmesh.kernels.loss import cross_entropy_sum
+from seqmesh.kernels.layout import Layout, Ring, Traffic
+from seqmesh.kernels.loss import UNSUPERVISED, cross_entropy_sum
 from seqmesh.loader.batch import PackedBatch
-from seqmesh.trainer.optim import OptimConfig, clip_, learning_rate, set_rate
-from seqmesh.trainer.parallel import GradientBuffer
+from seqmesh.packer.pieces import chunk_sizes
+from seqmesh.trainer.optim import OptimConfig, learning_rate, set_rate
+from seqmesh.trainer.replica import Replica
 
 EXTRA = 3  # numbers that travel with the gradient: loss sum, tokens, room
 
@@ -36,19 +37,52 @@ class StepResult:
     updated: bool
 
 
-def accumulate(model: nn.Module, batch: PackedBatch[Tensor], buffer: GradientBuffer, capacity: int) -> None:
-    """Run one micro-batch forward and backward into the buffer. A batch of no tokens is a rank without documents."""
+def accumulate(
+    model: nn.Module, batch: PackedBatch[Tensor], replica: Replica, capacity: int, traffic: Traffic | None = None
+) -> None:
+    """Run one micro-batch forward and backward. A batch of no tokens is a rank that has nothing to do in this wave: it
+    runs a filler of weight zero where the replica needs every rank in every wave."""
     if batch.tokens == 0:
+        if replica.runs_every_wave:
+            _run_filler(model, batch, replica)
         return
-    layout = Layout(batch.cu_seqlens, batch.max_seqlen)
-    logits = model(batch.input_ids, batch.position_ids, layout)
+    replica.before_backward(last=batch.last_in_step)
+    logits = model(batch.input_ids, batch.position_ids, layout_of(batch, traffic or Traffic()))
     loss_sum, _ = cross_entropy_sum(logits, batch.labels)
     torch.autograd.backward(loss_sum / max(batch.supervised_tokens_in_step, 1))
-    buffer.extra += torch.stack([loss_sum.detach(), *logits.new_tensor([batch.tokens, capacity])])
+    replica.extra += torch.stack([loss_sum.detach(), *logits.new_tensor([batch.tokens, capacity])])
+
+
+def layout_of(batch: PackedBatch[Tensor], traffic: Traffic) -> Layout:
+    """The kernels' view of a batch: its segments, and which of them are pieces of rings."""
+    sizes, members = batch.ring_sizes.tolist(), batch.ring_ranks.tolist()
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    rings = tuple(
+        Ring(
+            segment=i,
+            ranks=tuple(members[starts[i] : starts[i] + size]),
+            index=int(batch.ring_indices[i]),
+            chunks=chunk_sizes(int(batch.document_lengths[i]), size),
+        )
+        for i, size in enumerate(sizes)
+        if size > 1
+    )
+    return Layout(batch.cu_seqlens, batch.max_seqlen, rings, traffic)
+
+
+def _run_filler(model: nn.Module, batch: PackedBatch[Tensor], replica: Replica) -> None:
+    """Two valid tokens without labels: they take part in every gather, and their gradient is exactly zero."""
+    replica.before_backward(last=batch.last_in_step)
+    device = batch.input_ids.device
+    layout = Layout(torch.tensor([0, 2], dtype=torch.int32, device=device), 2)
+    tokens = torch.zeros(2, dtype=torch.int64, device=device)
+    logits = model(tokens, torch.arange(2, dtype=torch.int32, device=device), layout)
+    loss_sum, _ = cross_entropy_sum(logits, tokens + UNSUPERVISED)
+    torch.autograd.backward(loss_sum)
 
 
 def finish_step(
-    buffer: GradientBuffer,
+    replica: Replica,
     optimizer: torch.optim.Optimizer,
     config: OptimConfig,
     *,
@@ -56,17 +90,19 @@ def finish_step(
     step: int,
     steps: int,
 ) -> StepResult:
-    """Clip, update, and clear the reduced buffer. All ranks see the same sums, so all decide alike.
+    """Clip, update, and clear the reduced gradient. All ranks see the same sums, so all decide alike.
 
     step: from 0, of `steps`; supervised: supervised tokens of the whole step.
     """
-    loss_sum, tokens, room = buffer.extra.tolist()
-    norm = clip_(buffer.gradient, config.clip)
+    loss_sum, tokens, room = replica.extra.tolist()
+    norm = replica.norm()
+    if config.clip is not None and config.clip < norm < math.inf:
+        replica.scale_(config.clip / norm)
     rate = learning_rate(config, step, steps)
     updated = supervised > 0 and math.isfinite(norm)
     if updated:
         set_rate(optimizer, rate)
         optimizer.step()
-    buffer.zero_()
+    replica.zero_()
     loss = loss_sum / supervised if supervised else math.nan
     return StepResult(loss=loss, grad_norm=norm, fill=tokens / room if room else 1.0, lr=rate, updated=updated)

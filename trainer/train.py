@@ -20,15 +20,17 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
+from seqmesh.kernels.layout import Traffic
 from seqmesh.loader.batch import PackedBatch, batch_digest, step_digest
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.settings import LoaderSettings
-from seqmesh.trainer.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from seqmesh.trainer.checkpoint import gather_tensors, load_checkpoint, newest_checkpoint, save_checkpoint
 from seqmesh.trainer.config import TrainConfig, load_config, save_config
 from seqmesh.trainer.model import Transformer
 from seqmesh.trainer.monitor import JsonLines, StepClock, make_record, step_line
 from seqmesh.trainer.optim import make_optimizer
-from seqmesh.trainer.parallel import GradientBuffer, Ranks, end_with_parent, join_ranks
+from seqmesh.trainer.parallel import Ranks, end_with_parent, join_ranks
+from seqmesh.trainer.replica import make_replica
 from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
 
 Say = Callable[[str], object]
@@ -36,7 +38,9 @@ Say = Callable[[str], object]
 
 def loader_settings(config: TrainConfig, ranks: int) -> LoaderSettings:
     """The loader's settings for this job: its mesh, and the model's own cost."""
-    return replace(config.loader, ranks=ranks, cost=config.model.shape.cost_model())
+    settings = replace(config.loader, ranks=ranks, cost=config.model.shape.cost_model())
+    settings.check_mesh()
+    return settings
 
 
 class Job:
@@ -49,8 +53,10 @@ class Job:
         self.folder = Path(config.run)
         self.say: Say = say if ranks.is_first else lambda _text: None
         self.model = Transformer(config.model, seed=config.seed).to(ranks.device, getattr(torch, config.dtype))
+        self.replica = make_replica(self.model, ranks, config.loader.mode, extra=EXTRA)
         self.optimizer = make_optimizer(self.model.parameters(), config.optim)
-        self.buffer = GradientBuffer(self.model, EXTRA)
+        self.traffic = Traffic()
+        self.agreed = ""  # digest of the plan that all ranks are known to have for the next step
         self.step = 0  # steps done
 
     def resume(self) -> None:
@@ -73,7 +79,7 @@ class Job:
         clock = StepClock()
         batches = iter(self.loader)
         try:
-            while self.step < self.config.steps and (done := self._do_step(batches, clock)) is not None:
+            while self.step < self.config.steps and (done := self._next_step(batches, clock)) is not None:
                 result, last, digest = done
                 batches_log.write({"step": self.step, "digest": digest})
                 record = make_record(
@@ -82,8 +88,11 @@ class Job:
                     step=self.step,
                     epoch=last.epoch,
                     tokens=last.tokens_in_step,
+                    rings=last.rings_in_step,
+                    ring_bytes=self.traffic.sent,
                     imbalance=last.imbalance,
                 )
+                self.traffic.sent = 0
                 clock.restart()
                 if log:
                     log.write(record)
@@ -99,6 +108,12 @@ class Job:
             if log:
                 log.close()
 
+    def _next_step(
+        self, batches: Iterator[PackedBatch[Tensor]], clock: StepClock
+    ) -> tuple[StepResult, PackedBatch[Tensor], str] | None:
+        with self.ranks.naming_the_lost(f"rank {self.ranks.rank}, step {self.step + 1}"):
+            return self._do_step(batches, clock)
+
     def _do_step(
         self, batches: Iterator[PackedBatch[Tensor]], clock: StepClock
     ) -> tuple[StepResult, PackedBatch[Tensor], str] | None:
@@ -109,16 +124,19 @@ class Job:
                 batch = next(batches, None)
             if batch is None:
                 return None
+            if self.agreed != batch.plan:
+                self._agree(batch.plan, batch.step)
             digests.append(batch_digest(batch.map(lambda _name, tensor: tensor.cpu())))
             with clock.phase("compute"):
-                accumulate(self.model, batch, self.buffer, self.loader.settings.capacity)
+                accumulate(self.model, batch, self.replica, self.loader.settings.capacity, self.traffic)
             if batch.last_in_step:
                 break
         with clock.phase("reduce"):
-            self.buffer.reduce_(self.ranks)
+            self.replica.reduce_()
+            self._agree(batch.next_plan, batch.step + 1)
         with clock.phase("update"):
             result = finish_step(
-                self.buffer,
+                self.replica,
                 self.optimizer,
                 self.config.optim,
                 supervised=batch.supervised_tokens_in_step,
@@ -128,11 +146,18 @@ class Job:
         self.step += 1
         return result, batch, step_digest(digests)
 
+    def _agree(self, plan: str, step: int) -> None:
+        """One step ahead of its work: all ranks must have the same plan, or they would wait for each other for ever."""
+        self.ranks.agree(plan, f"the plan of step {step + 1}")
+        self.agreed = plan
+
     def _save_if_due(self, *, last_step: bool) -> None:
-        if self.ranks.is_first and (last_step or self.step % self.config.checkpoint.every == 0):
+        if not (last_step or self.step % self.config.checkpoint.every == 0):
+            return
+        tensors = gather_tensors(self.model, self.optimizer)
+        if self.ranks.is_first:
             state = {"loader": self.loader.state_dict(), "ranks": self.ranks.count}
-            keep = self.config.checkpoint.keep
-            path = save_checkpoint(self.folder, self.step, self.model, self.optimizer, state, keep=keep)
+            path = save_checkpoint(self.folder, self.step, tensors, state, keep=self.config.checkpoint.keep)
             self.say(f"saved {path}")
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from seqmesh.kernels.layout import Layout
 from seqmesh.loader.batch import PackedBatch
 from seqmesh.trainer.optim import OptimConfig, make_optimizer
-from seqmesh.trainer.parallel import GradientBuffer, Ranks
+from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.replica import Replicated
 from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
 from tests.ranks import run_ranks
 
@@ -47,6 +48,7 @@ def batch_of(content: MicroBatch, *, wave: int, waves: int, supervised: int) -> 
         ring_ids=segment - 1,
         ring_sizes=segment + 1,
         ring_indices=segment,
+        ring_ranks=segment,
         max_seqlen=len(ids),
         pad=0,
         step=0,
@@ -56,9 +58,11 @@ def batch_of(content: MicroBatch, *, wave: int, waves: int, supervised: int) -> 
         tokens=len(ids),
         tokens_in_step=len(ids),
         supervised_tokens_in_step=supervised,
+        rings_in_step=0,
         imbalance=1.0,
         offload_ratio=0.0,
         plan="",
+        next_plan="",
     )
 
 
@@ -66,15 +70,15 @@ def run_step(ranks: Ranks, work: Sequence[Sequence[MicroBatch]]) -> tuple[StepRe
     """One step; `work[rank]` are that rank's micro-batches. The result, the gradient, whether the weights moved."""
     model = FixedLosses()
     before = model.table.detach().clone()
-    buffer = GradientBuffer(model, EXTRA)
+    replica = Replicated(model, ranks, extra=EXTRA)
     supervised = sum(count for batches in work for batch in batches for _, count in batch)
     mine = work[ranks.rank]
     for wave, content in enumerate(mine):
-        accumulate(model, batch_of(content, wave=wave, waves=len(mine), supervised=supervised), buffer, 8)
-    buffer.reduce_(ranks)
-    gradient = buffer.gradient.tolist()
+        accumulate(model, batch_of(content, wave=wave, waves=len(mine), supervised=supervised), replica, 8)
+    replica.reduce_()
+    gradient = replica.gradient.tolist()
     optimizer = make_optimizer(model.parameters(), OptimConfig(lr=0.1))
-    result = finish_step(buffer, optimizer, OptimConfig(lr=0.1), supervised=supervised, step=0, steps=1)
+    result = finish_step(replica, optimizer, OptimConfig(lr=0.1), supervised=supervised, step=0, steps=1)
     return result, gradient, not torch.equal(before, model.table)
 
 

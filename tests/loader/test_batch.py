@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from seqmesh.loader.batch import UNSUPERVISED, batch_digest
 from seqmesh.loader.feed import Feed, Position
+from seqmesh.packer.pieces import piece_ranges
 from tests.support import documents_of, long_tail, make_set, settings_for, walk
 
 LENGTHS = long_tail(120, 60)
@@ -19,12 +20,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_set(tmp_path_factory.mktemp("set"), LENGTHS, shard_tokens=300)
 
 
-@pytest.mark.parametrize(("ranks", "capacity", "longest"), [(1, 64, None), (2, 64, 17), (3, 70, 40), (5, 128, 1)])
+@pytest.mark.parametrize("mode", ["free", "waves"])
+@pytest.mark.parametrize(
+    ("ranks", "capacity", "longest"),
+    [(1, 64, None), (2, 64, 17), (3, 70, 40), (5, 128, 1), (2, 31, 60), (4, 13, 48), (4, 15, 55)],
+)
 def test_every_batch_holds_its_documents_with_shifted_labels(
-    data: Path, ranks: int, capacity: int, longest: int | None
+    data: Path, ranks: int, capacity: int, longest: int | None, mode: str
 ) -> None:
     documents = documents_of(LENGTHS)
-    feed = Feed(settings_for(data, ranks=ranks, capacity=capacity, max_document=longest, overlong="split"))
+    settings = settings_for(data, ranks=ranks, capacity=capacity, max_document=longest, overlong="split", mode=mode)
+    feed = Feed(settings)
     for rank in range(ranks):
         for _, batch in walk(feed, rank):
             assert batch.tokens == len(batch.input_ids) <= capacity
@@ -35,20 +41,51 @@ def test_every_batch_holds_its_documents_with_shifted_labels(
             for i, (a, b) in enumerate(pairwise(bounds)):
                 start, length = int(batch.document_offsets[i]), int(batch.document_lengths[i])
                 tokens = documents[batch.document_ids[i]][start : start + length].tolist()
-                assert batch.input_ids[a:b].tolist() == tokens
-                assert batch.labels[a:b].tolist() == [*tokens[1:], UNSUPERVISED]
-                assert batch.position_ids[a:b].tolist() == list(range(length))
+                labels = [*tokens[1:], UNSUPERVISED]
+                ranges = piece_ranges(length, int(batch.ring_sizes[i]), int(batch.ring_indices[i]))
+                positions = [position for first, last in ranges for position in range(first, last)]
+                assert batch.position_ids[a:b].tolist() == positions
+                assert batch.input_ids[a:b].tolist() == [tokens[p] for p in positions]
+                assert batch.labels[a:b].tolist() == [labels[p] for p in positions]
+
+
+def test_pieces_of_a_ring_know_their_ring(data: Path) -> None:
+    feed = Feed(settings_for(data, ranks=4, capacity=20, max_document=60))
+    rings: dict[tuple[int, int], list[tuple[int, int, list[int]]]] = {}
+    for rank in range(4):
+        for _, batch in walk(feed, rank):
+            ends = np.cumsum(batch.ring_sizes).tolist()
+            for i, ring in enumerate(batch.ring_ids.tolist()):
+                members = batch.ring_ranks[ends[i] - batch.ring_sizes[i] : ends[i]].tolist()
+                assert members[batch.ring_indices[i]] == rank
+                assert (ring == -1) == (members == [rank])
+                if ring >= 0:
+                    rings.setdefault((batch.step, ring), []).append((int(batch.ring_indices[i]), batch.wave, members))
+    assert len(rings) > 5
+    for pieces in rings.values():
+        assert sorted(index for index, _, _ in pieces) == list(range(len(pieces)))
+        assert len({wave for _, wave, _ in pieces}) == 1
+        assert all(members == pieces[0][2] for _, _, members in pieces)
+    steps = {batch.step: batch.rings_in_step for _, batch in walk(feed, 0)}
+    assert sum(steps.values()) == len(rings)
+
+
+def test_each_batch_names_the_plan_of_the_step_after(data: Path) -> None:
+    batches = [batch for _, batch in walk(Feed(settings_for(data, ranks=2)), 0)]
+    plans = {batch.step: batch.plan for batch in batches}
+    assert all(batch.next_plan == plans.get(batch.step + 1, "") for batch in batches)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_every_token_reaches_exactly_one_rank_exactly_once_per_epoch(data: Path, ranks: int) -> None:
-    feed = Feed(settings_for(data, ranks=ranks, max_document=13, overlong="split", epochs=2))
+    feed = Feed(settings_for(data, ranks=ranks, max_document=12 * ranks, capacity=13, overlong="split", epochs=2))
     seen: Counter[tuple[int, int, int]] = Counter()
     for rank in range(ranks):
         for _, batch in walk(feed, rank):
             for i, document in enumerate(batch.document_ids.tolist()):
                 start = int(batch.document_offsets[i])
-                seen.update((batch.epoch, document, start + t) for t in range(int(batch.document_lengths[i])))
+                rows = batch.position_ids[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]].tolist()
+                seen.update((batch.epoch, document, start + position) for position in rows)
     assert seen == Counter((e, d, t) for e in range(2) for d, length in enumerate(LENGTHS) for t in range(length))
 
 

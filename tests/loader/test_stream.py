@@ -164,12 +164,20 @@ def test_a_state_outside_the_data_is_refused() -> None:
         ({"overlong": "ignore"}, "overlong is 'ignore'"),
         ({"seed": -1}, "seed is -1"),
         ({"max_document": 30}, "max_document is 30: must not be over tokens_per_step, 20"),
-        ({"max_document": 15}, "max_document is 15: must not be over capacity, 10"),
+        ({"mode": "fast"}, "mode is 'fast': must be one of free, waves"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         settings_of(**changes)
+
+
+def test_a_mesh_that_can_not_hold_the_longest_document_is_refused() -> None:
+    settings_of(max_document=20, ranks=2).check_mesh()
+    with pytest.raises(ValueError, match="max_document is 20: 1 ranks of 10 tokens hold 10; use more ranks"):
+        settings_of(max_document=20).check_mesh()
+    with pytest.raises(ValueError, match="max_document is 20: 2 ranks of 9 tokens hold 16"):
+        settings_of(max_document=20, ranks=2, capacity=9).check_mesh()
 
 
 def test_settings_travel_as_json(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from seqmesh.trainer.checkpoint import (
     CheckpointConfig,
     CheckpointError,
     checkpoints,
+    gather_tensors,
     load_checkpoint,
     newest_checkpoint,
     save_checkpoint,
@@ -40,7 +41,7 @@ def test_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
     model, optimizer = make_job()
     for _ in range(3):
         do_step(model, optimizer)
-    path = save_checkpoint(tmp_path, 3, model, optimizer, STATE, keep=2)
+    path = save_checkpoint(tmp_path, 3, gather_tensors(model, optimizer), STATE, keep=2)
     for _ in range(3):
         do_step(model, optimizer)
     other, other_optimizer = make_job(seed=1)
@@ -54,7 +55,7 @@ def test_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 def test_a_checkpoint_before_the_first_update_loads(tmp_path: Path) -> None:
     model, optimizer = make_job()
-    path = save_checkpoint(tmp_path, 1, model, optimizer, STATE, keep=1)
+    path = save_checkpoint(tmp_path, 1, gather_tensors(model, optimizer), STATE, keep=1)
     other, other_optimizer = make_job(seed=1)
     load_checkpoint(path, other, other_optimizer)
     assert weights(other) == weights(model)
@@ -64,14 +65,14 @@ def test_only_the_newest_are_kept_and_no_litter(tmp_path: Path) -> None:
     model, optimizer = make_job()
     (tmp_path / ".step-00000009.tmp").mkdir()  # a kill left it
     for step in (2, 4, 10):
-        save_checkpoint(tmp_path, step, model, optimizer, STATE, keep=2)
+        save_checkpoint(tmp_path, step, gather_tensors(model, optimizer), STATE, keep=2)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["step-00000004", "step-00000010"]
 
 
 def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
     model, optimizer = make_job()
-    save_checkpoint(tmp_path, 2, model, optimizer, {"mark": 1}, keep=2)
-    path = save_checkpoint(tmp_path, 2, model, optimizer, {"mark": 2}, keep=2)
+    save_checkpoint(tmp_path, 2, gather_tensors(model, optimizer), {"mark": 1}, keep=2)
+    path = save_checkpoint(tmp_path, 2, gather_tensors(model, optimizer), {"mark": 2}, keep=2)
     assert json.loads((path / "state.json").read_text())["mark"] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
 
@@ -96,8 +97,8 @@ def test_damage_is_found_and_the_checkpoint_before_is_used(
 ) -> None:
     model, optimizer = make_job()
     do_step(model, optimizer)
-    first = save_checkpoint(tmp_path, 1, model, optimizer, STATE, keep=2)
-    second = save_checkpoint(tmp_path, 2, model, optimizer, STATE, keep=2)
+    first = save_checkpoint(tmp_path, 1, gather_tensors(model, optimizer), STATE, keep=2)
+    second = save_checkpoint(tmp_path, 2, gather_tensors(model, optimizer), STATE, keep=2)
     damage(second / name)
     with pytest.raises(CheckpointError, match=name):
         verify(second)
@@ -110,7 +111,7 @@ def test_damage_is_found_and_the_checkpoint_before_is_used(
 def test_every_bit_of_the_files_counts(tmp_path: Path) -> None:
     model, optimizer = make_job()
     do_step(model, optimizer)
-    path = save_checkpoint(tmp_path, 1, model, optimizer, STATE, keep=2)
+    path = save_checkpoint(tmp_path, 1, gather_tensors(model, optimizer), STATE, keep=2)
     whole = (path / "model.safetensors").read_bytes()
     for bit in range(0, 8 * len(whole), 97):
         flipped = bytearray(whole)
@@ -123,7 +124,7 @@ def test_every_bit_of_the_files_counts(tmp_path: Path) -> None:
 
 
 def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, 1, *make_job(), STATE, keep=1)
+    path = save_checkpoint(tmp_path, 1, gather_tensors(*make_job()), STATE, keep=1)
     other = nn.Linear(4, 3)
     with pytest.raises(CheckpointError, match="does not fit this model"):
         load_checkpoint(path, other, make_optimizer(other.parameters(), OptimConfig()))

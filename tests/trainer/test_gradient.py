@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.loss import cross_entropy_sum
@@ -15,7 +16,8 @@ from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.model import ModelConfig, Transformer
-from seqmesh.trainer.parallel import GradientBuffer, Ranks
+from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.replica import make_replica
 from seqmesh.trainer.step import EXTRA, accumulate
 from tests.ranks import run_ranks
 from tests.support import documents_of, make_set, settings_for
@@ -32,21 +34,31 @@ def model_in_float64() -> Transformer:
 def gradient_on_rank(ranks: Ranks, settings: LoaderSettings) -> tuple[list[npt.NDArray[np.float64]], list[int]]:
     """Reduced gradients of the first steps, without updates, and this rank's number of micro-batches in each."""
     model = model_in_float64()
-    buffer = GradientBuffer(model, EXTRA)
+    replica = make_replica(model, ranks, settings.mode, extra=EXTRA)
     gradients: list[npt.NDArray[np.float64]] = []
     counts = [0]
     with Loader(settings, rank=ranks.rank, mode="inline") as loader:
         for batch in loader:
-            accumulate(model, batch, buffer, settings.capacity)
+            accumulate(model, batch, replica, settings.capacity)
             counts[-1] += batch.tokens > 0
             if batch.last_in_step:
-                buffer.reduce_(ranks)
-                gradients.append(buffer.gradient.numpy().copy())
-                buffer.zero_()
+                replica.reduce_()
+                gradients.append(whole_gradient(model))
+                assert abs(replica.norm() - np.linalg.norm(gradients[-1])) < 1e-12
+                replica.zero_()
                 if len(gradients) == STEPS:
                     break
                 counts.append(0)
     return gradients, counts
+
+
+def whole_gradient(model: Transformer) -> npt.NDArray[np.float64]:
+    parts = []
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        gradient = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+        parts.append(gradient.numpy().ravel().copy())
+    return np.concatenate(parts)
 
 
 def reference_gradients(lengths: list[int], settings: LoaderSettings) -> list[npt.NDArray[np.float64]]:
@@ -81,23 +93,50 @@ CASES: dict[str, tuple[list[int], dict[str, Any]]] = {
     # Fewer documents than ranks: somebody has none.
     "empty_rank": ([20, 9], {"capacity": 20, "tokens_per_step": 20}),
 }
+# Lengths that nothing divides, rings of 2 to 4, several in one wave and one after the other, short documents between.
+RINGS = [53, 31, 23, 5, 37, 1, 2, 19, 41, 3, 7, 13, 29, 11, 17, 43]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("case", sorted(CASES))
-def test_gradient_equals_one_process_document_by_document(tmp_path: Path, case: str, count: int) -> None:
-    lengths, changes = CASES[case]
-    data = make_set(tmp_path, lengths, vocab=CONFIG.vocab_size)
-    settings = settings_for(data, ranks=count, shuffle=False, epochs=None, **changes)
+def check_gradients(lengths: list[int], settings: LoaderSettings) -> list[list[int]]:
+    """Every rank's gradient is the reference's; returns each rank's numbers of micro-batches."""
     expected = reference_gradients(lengths, settings)
-    results = run_ranks(gradient_on_rank, count, settings)
-    counts = [result[1] for result in results]
-    if count > 1:
-        assert len({tuple(c) for c in counts}) > 1  # the ranks do differ
-        assert (0 in [c[0] for c in counts]) == (case == "empty_rank")
+    results = run_ranks(gradient_on_rank, settings.ranks, settings)
     for gradients, _ in results:
         for found, wanted in zip(gradients, expected, strict=True):
             assert relative_error(found, wanted) <= 1e-9
+    return [counts for _, counts in results]
+
+
+@pytest.mark.parametrize("mode", ["free", "waves"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_gradient_equals_one_process_document_by_document(tmp_path: Path, case: str, count: int, mode: str) -> None:
+    lengths, changes = CASES[case]
+    data = make_set(tmp_path, lengths, vocab=CONFIG.vocab_size)
+    settings = settings_for(data, ranks=count, shuffle=False, epochs=None, mode=mode, **changes)
+    counts = check_gradients(lengths, settings)
+    if count > 1:
+        assert len({tuple(c) for c in counts}) > 1  # the ranks do differ
+        assert (0 in [c[0] for c in counts]) == (case == "empty_rank")
+
+
+@pytest.mark.parametrize("mode", ["free", "waves"])
+@pytest.mark.parametrize(("count", "capacity", "widest"), [(2, 28, 2), (3, 20, 3), (4, 15, 4), (4, 31, 2)])
+def test_gradient_with_rings_equals_one_process(
+    tmp_path: Path, count: int, capacity: int, widest: int, mode: str
+) -> None:
+    data = make_set(tmp_path, RINGS, vocab=CONFIG.vocab_size)
+    cost = CostModel(linear=20, quadratic=2)
+    settings = settings_for(
+        data, ranks=count, capacity=capacity, max_document=53, tokens_per_step=160, shuffle=False, mode=mode, cost=cost
+    )
+    feed = Feed(settings)
+    step = feed.step(feed.start)
+    assert step is not None
+    sizes = np.diff(step.plan.ring_offsets)
+    assert sizes.max() == widest
+    assert np.count_nonzero(sizes > 1) >= 2
+    check_gradients(RINGS, settings)
 
 
 def test_all_ranks_have_the_same_bits(tmp_path: Path) -> None:

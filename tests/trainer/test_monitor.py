@@ -22,7 +22,7 @@ def test_phases_add_up_inside_the_step() -> None:
 
 def test_a_step_reads_back_and_the_last_of_two_counts(tmp_path: Path) -> None:
     clock = StepClock()
-    record = make_record(RESULT, clock, step=1, epoch=0, tokens=100, imbalance=1.0)
+    record = make_record(RESULT, clock, step=1, epoch=0, tokens=100, rings=2, ring_bytes=64, imbalance=1.0)
     for _ in range(2):  # a second start appends
         log = JsonLines(tmp_path / "log")
         log.write(record)
@@ -49,7 +49,15 @@ def test_a_line_that_a_kill_cut_short_does_not_spoil_the_next(tmp_path: Path) ->
 def test_the_line_for_people_says_it_all() -> None:
     clock = StepClock()
     clock.seconds = {"data": 0.0}
-    record = make_record(RESULT, clock, step=3, epoch=0, tokens=100, imbalance=1.25)
+    record = make_record(RESULT, clock, step=3, epoch=0, tokens=100, rings=2, ring_bytes=64, imbalance=1.25)
     line = step_line(record, 120, 61.0)
-    for part in ("step   3/120", "loss  2.500", "fill  75.0%", "imbalance 1.250", "data wait  0.0%", "ETA 1:01"):
+    for part in (
+        "step   3/120",
+        "loss  2.500",
+        "fill  75.0%",
+        "rings  2",
+        "imbalance 1.250",
+        "data wait  0.0%",
+        "ETA 1:01",
+    ):
         assert part in line

@@ -1,10 +1,9 @@
 import math
 
 import pytest
-import torch
 from torch import nn
 
-from seqmesh.trainer.optim import OptimConfig, clip_, learning_rate, make_optimizer, set_rate
+from seqmesh.trainer.optim import OptimConfig, learning_rate, make_optimizer, set_rate
 
 
 def test_the_rate_warms_up_falls_and_ends_where_it_should() -> None:
@@ -25,19 +24,6 @@ def test_matrices_decay_and_vectors_do_not() -> None:
     optimizer = make_optimizer(model.parameters(), OptimConfig())
     set_rate(optimizer, 0.5)
     assert [g["lr"] for g in optimizer.param_groups] == [0.5, 0.5]
-
-
-@pytest.mark.parametrize(("limit", "after"), [(1.0, 1.0), (10.0, 5.0), (None, 5.0)])
-def test_clipping_is_by_the_norm(limit: float | None, after: float) -> None:
-    gradient = torch.tensor([3.0, 4.0], dtype=torch.float64)
-    assert clip_(gradient, limit) == 5.0
-    assert torch.linalg.vector_norm(gradient).item() == pytest.approx(after)
-
-
-def test_a_gradient_that_is_not_finite_is_reported_and_left_alone() -> None:
-    gradient = torch.tensor([math.inf, 1.0])
-    assert clip_(gradient, 1.0) == math.inf
-    assert gradient[1] == 1.0
 
 
 @pytest.mark.parametrize(
