@@ -120,7 +120,7 @@ def step_digest(batches: Iterable[str]) -> str:
     return xxhash.xxh3_128("".join(batches).encode()).hexdigest()
 
 
-def assemble(shards: ShardSet, step: Step, rank: int, wave: int, *, next_plan: str) -> NumpyBatch:
+def assemble(shards: ShardSet, step: Step, rank: int, wave: int, *, next_plan: str = "") -> NumpyBatch:
     """Gather one micro-batch. Raises ShardError where a shard is damaged."""
     plan = step.plan
     pieces = plan.pieces(rank, wave)

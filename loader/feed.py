@@ -49,6 +49,8 @@ class Feed:
         settings.check_mesh()
         self.settings = settings
         self.shards = ShardSet(settings.data)
+        if settings.verify:
+            self.shards.check_checksums()
         check_documents(self.shards.lengths, settings)
         self._steps: OrderedDict[StreamState, Step | None] = OrderedDict()
 

@@ -46,6 +46,7 @@ class LoaderSettings:
     shuffle: bool = True
     cost: CostModel | None = None
     mode: Mode = "free"
+    verify: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_step", "capacity", "ranks", "max_document", "epochs"):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqmesh.loader.errors import ShardError
+from seqmesh.loader.files import checksum
 from seqmesh.loader.manifest import FileEntry, Manifest, read_manifest
 from seqmesh.packer.jit import array_at, jit, pointer
 from seqmesh.packer.lengths import Int64Array
@@ -85,6 +86,12 @@ class ShardSet:
         chunk = int(np.searchsorted(self._chunks.first_row, document, side="right")) - 1
         row = document - int(self._chunks.first_row[chunk])
         return str(self._batches[chunk].column("doc_id")[row].as_py())
+
+    def check_checksums(self) -> None:
+        """Read every file of the set. Raises ShardError for the first whose bytes are not those the manifest knows."""
+        for entry in (*self.manifest.shards, self.manifest.lengths):
+            if checksum(self.folder / entry.file) != entry.xxh3:
+                raise ShardError(f"{self.folder / entry.file}: is damaged: its checksum differs from the manifest's")
 
     def _open_lengths(self) -> tuple[Int64Array, Int64Array]:
         entry = self.manifest.lengths

@@ -34,6 +34,7 @@ MAX_TOKENS = 8_000_000
 MAX_BYTES = 48 << 20  # of text: enough for MAX_TOKENS, since a token of this corpus is under five bytes
 VOCABULARY = 4096
 RANKS = 2
+CAPACITY = 4096
 KILL_AFTER = 10  # steps: not one that has a checkpoint, so that some are done again
 DEADLINE = 600.0
 
@@ -41,7 +42,14 @@ CONFIG = {
     "steps": 24,
     "ranks": RANKS,
     "seed": SEED,
-    "loader": {"tokens_per_step": 24_576, "capacity": 4096, "overlong": "split", "seed": SEED},
+    # A document may be twice what a rank holds: those over the capacity are spread over both ranks.
+    "loader": {
+        "tokens_per_step": 24_576,
+        "capacity": CAPACITY,
+        "max_document": RANKS * CAPACITY,
+        "overlong": "split",
+        "seed": SEED,
+    },
     "model": {"vocab_size": VOCABULARY, "width": 128, "layers": 2, "heads": 4, "kv_heads": 2},
     "optim": {"lr": 4e-3, "warmup": 4},
     "checkpoint": {"every": 8},
@@ -185,6 +193,8 @@ def _result_table(folder: Path, comparison: Comparison, seconds: float) -> Table
     table.add_row("batches compared", f"those of {comparison.steps} steps of ranks, {comparison.repeated} served twice")
     table.add_row("interrupted", comparison.interrupted)
     table.add_row("uninterrupted", comparison.uninterrupted)
+    steps = read_steps(folder / "run" / "log.jsonl").values()
+    table.add_row("rings", f"{sum(step['rings'] for step in steps)} documents were spread over {RANKS} ranks")
     same = comparison.interrupted == comparison.uninterrupted
     table.add_row("equal", "[green]yes" if same else "[red]NO")
     table.add_row("time", f"{seconds:.0f} s")

@@ -45,6 +45,8 @@ def summary_table(records: Records) -> Table:
         "tokens/s (median)": f"{median(record['tokens_per_second'] for record in records):,.0f}",
         "fill": f"{median(record['fill'] for record in records):.1%}",
         "imbalance": f"{median(record['imbalance'] for record in records):.4f}",
+        "documents in rings": f"{sum(record['rings'] for record in records):,}",
+        "sent for rings, first rank": f"{sum(record['ring_bytes'] for record in records) / 2**20:,.1f} MiB",
     }
     for phase in PHASES:
         rows[f"time in {phase}"] = f"{sum(record['seconds'].get(phase, 0.0) for record in records) / total:.1%}"

@@ -26,7 +26,8 @@ from seqmesh.trainer.optim import OptimConfig
 class TrainConfig:
     """run: folder for logs, checkpoints and the resolved configuration. steps: optimizer steps in all. ranks:
     processes on this machine. seed: of the weights. timeout: seconds that any wait for the loader or another rank may
-    take. The number of ranks and the cost model that the loader balances by come from here, not from `loader`.
+    take. credit_bytes: batches that the loader may send ahead, in bytes. The number of ranks and the cost model that
+    the loader balances by come from here, not from `loader`.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -41,9 +42,10 @@ class TrainConfig:
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
     timeout: float = 120.0
+    credit_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
-        for name in ("steps", "ranks"):
+        for name in ("steps", "ranks", "credit_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: must be at least 1")
         if self.timeout <= 0:

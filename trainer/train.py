@@ -171,7 +171,7 @@ def train(config: TrainConfig, say: Say = print) -> int:
         if ranks.is_first:
             save_config(config, Path(config.run) / "config.yaml")
         settings = loader_settings(config, ranks.count)
-        with Loader(settings, device=ranks.device, timeout=config.timeout) as loader:
+        with Loader(settings, device=ranks.device, timeout=config.timeout, credit_bytes=config.credit_bytes) as loader:
             _check_vocabulary(config, loader)
             job = Job(config, ranks, loader, say)
             job.resume()

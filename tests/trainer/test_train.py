@@ -1,17 +1,9 @@
 """Whole jobs: torchrun, two ranks, a loader process, kills, resumes."""
 
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from safetensors.torch import load_file
 
 from seqmesh.loader.batch import batch_digest, step_digest
@@ -19,76 +11,13 @@ from seqmesh.loader.feed import Feed
 from seqmesh.trainer.config import load_config
 from seqmesh.trainer.monitor import read_steps
 from seqmesh.trainer.train import loader_settings
+from tests.jobs import SECONDS, STEPS, VOCAB, finish, kill_after, logged, ranks_of, start, wait_for_step, write_job
 from tests.support import long_tail, make_set, walk
-
-STEPS = 12
-SECONDS = 120
-VOCAB = 60
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_set(tmp_path_factory.mktemp("set"), long_tail(80, 60), vocab=VOCAB)
-
-
-def write_job(folder: Path, data: Path, **changes: Any) -> Path:
-    job = {
-        "run": str(folder / "run"),
-        "steps": STEPS,
-        "ranks": 2,
-        "loader": {"data": str(data), "tokens_per_step": 128, "capacity": 48, "overlong": "split", "seed": 5},
-        "model": {"vocab_size": VOCAB, "width": 16, "layers": 1, "heads": 2, "kv_heads": 1},
-        "optim": {"lr": 1e-2},
-        "checkpoint": {"every": 2},
-    }
-    (folder / "job.yaml").write_text(yaml.safe_dump(job | changes))
-    return folder / "job.yaml"
-
-
-def start(job: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "seqmesh.tools.cli", "train", str(job), *overrides]
-    return subprocess.Popen(
-        command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def finish(job: Path, *overrides: str) -> str:
-    """Run to the end; what it said."""
-    with start(job, *overrides) as process:
-        output, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, output
-    return output
-
-
-def kill_after(job: Path, step: int, *overrides: str) -> None:
-    """SIGKILL torchrun once `step` is in the log; its ranks must follow by themselves."""
-    with start(job, *overrides) as process:
-        deadline = time.monotonic() + SECONDS
-        while max(logged(job), default=0) < step:
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while any(ranks_of(job)):
-        assert time.monotonic() < deadline, "ranks went on without torchrun"
-        time.sleep(0.05)
-
-
-def ranks_of(job: Path) -> Iterator[int]:
-    """Processes that train this job."""
-    for entry in Path("/proc").iterdir():
-        try:
-            command = (entry / "cmdline").read_bytes().decode() if entry.name.isdigit() else ""
-        except OSError:
-            continue
-        if str(job) in command and "seqmesh.trainer.train" in command:
-            yield int(entry.name)
-
-
-def logged(job: Path) -> dict[int, dict[str, Any]]:
-    log = job.parent / "run" / "log.jsonl"
-    return read_steps(log) if log.exists() else {}
 
 
 def served(job: Path, rank: int) -> dict[int, str]:
@@ -166,10 +95,7 @@ def test_the_data_may_end_before_the_steps_do(tmp_path: Path, data: Path) -> Non
 def test_a_second_job_is_kept_out_of_a_run_folder_that_is_in_use(tmp_path: Path, data: Path) -> None:
     job = write_job(tmp_path, data, steps=100_000)
     with start(job) as first:
-        deadline = time.monotonic() + SECONDS
-        while not logged(job):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for_step(first, job, 1)
         with start(job) as second:
             output, _ = second.communicate(timeout=SECONDS)
         assert second.returncode == 1

@@ -1,0 +1,94 @@
+"""Whole training jobs for tests: `seqmesh train` as a person starts it, in a session of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from seqmesh.trainer.monitor import read_steps
+
+STEPS = 12
+SECONDS = 120
+VOCAB = 60
+
+
+def write_job(folder: Path, data: Path, **changes: Any) -> Path:
+    job = {
+        "run": str(folder / "run"),
+        "steps": STEPS,
+        "ranks": 2,
+        "loader": {"data": str(data), "tokens_per_step": 128, "capacity": 48, "overlong": "split", "seed": 5},
+        "model": {"vocab_size": VOCAB, "width": 16, "layers": 1, "heads": 2, "kv_heads": 1},
+        "optim": {"lr": 1e-2},
+        "checkpoint": {"every": 2},
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(job | changes))
+    return folder / "job.yaml"
+
+
+def start(job: Path, *overrides: str, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
+    """before: called in the new process, before the command."""
+    command = [sys.executable, "-m", "seqmesh.tools.cli", "train", str(job), *overrides]
+    return subprocess.Popen(
+        command,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=before,
+    )
+
+
+def finish(job: Path, *overrides: str) -> str:
+    """Run to the end; what it said."""
+    with start(job, *overrides) as process:
+        output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, output
+    return output
+
+
+def kill_after(job: Path, step: int, *overrides: str) -> None:
+    """SIGKILL torchrun once `step` is in the log; its ranks must follow by themselves."""
+    with start(job, *overrides) as process:
+        wait_for_step(process, job, step)
+        os.killpg(process.pid, signal.SIGKILL)
+    wait_until(lambda: not any(ranks_of(job)), 10, "ranks went on without torchrun")
+
+
+def wait_for_step(process: subprocess.Popen[str], job: Path, step: int) -> None:
+    """Until the log shows a step; fails if the job ends before."""
+
+    def reached() -> bool:
+        assert process.poll() is None, process.communicate()[0]
+        return max(logged(job), default=0) >= step
+
+    wait_until(reached, SECONDS, f"step {step} was not reached")
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, failure: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, failure
+        time.sleep(0.01)
+
+
+def ranks_of(job: Path) -> Iterator[int]:
+    """Processes that train this job."""
+    for entry in Path("/proc").iterdir():
+        try:
+            command = (entry / "cmdline").read_bytes().decode() if entry.name.isdigit() else ""
+        except OSError:
+            continue
+        if str(job) in command and "seqmesh.trainer.train" in command:
+            yield int(entry.name)
+
+
+def logged(job: Path) -> dict[int, dict[str, Any]]:
+    log = job.parent / "run" / "log.jsonl"
+    return read_steps(log) if log.exists() else {}

@@ -1,0 +1,141 @@
+"""Faults of a running job: each ends it, or is mended, within a deadline, and the words name the thing."""
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from seqmesh.loader.manifest import read_manifest
+from tests.jobs import SECONDS, VOCAB, finish, logged, ranks_of, start, wait_for_step, wait_until, write_job
+from tests.support import long_tail, make_set
+
+ENDLESS = 1_000_000
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return make_set(tmp_path / "set", long_tail(80, 40), vocab=VOCAB)
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sockets go here, so that what is left over can be seen."""
+    folder = tmp_path / "r"
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    return folder
+
+
+def rank_pid(job: Path, rank: int) -> int:
+    """The process of one rank."""
+    for pid in ranks_of(job):
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if f"RANK={rank}".encode() in environment:
+            return pid
+    raise AssertionError(f"rank {rank} is not running")
+
+
+def loader_pids(job: Path) -> list[int]:
+    """Loader processes started by a rank of this job."""
+    children = [Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pid in ranks_of(job)]
+    return [int(pid) for group in children for pid in group]
+
+
+@pytest.mark.parametrize("mode", ["free", "waves"])
+def test_a_rank_that_dies_ends_the_job_and_is_named(tmp_path: Path, data: Path, runtime: Path, mode: str) -> None:
+    job = write_job(tmp_path, data, steps=ENDLESS, timeout=20)
+    with start(job, f"loader.mode={mode}") as process:
+        wait_for_step(process, job, 2)
+        os.kill(rank_pid(job, 1), signal.SIGKILL)
+        output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert "rank 1 died or stopped" in output or "rank 1 ended with exit code -9" in output
+    assert not any(ranks_of(job))
+    wait_until(lambda: not list(runtime.iterdir()), 10, "a socket folder was left")
+
+
+def test_a_rank_that_stops_ends_the_job_after_its_timeout_and_is_named(
+    tmp_path: Path, data: Path, runtime: Path
+) -> None:
+    job = write_job(tmp_path, data, steps=ENDLESS, timeout=4)
+    with start(job) as process:
+        wait_for_step(process, job, 2)
+        stopped = rank_pid(job, 1)
+        os.kill(stopped, signal.SIGSTOP)
+        output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert "rank 1 died or stopped" in output
+    assert not any(ranks_of(job))
+    assert not Path(f"/proc/{stopped}").exists()
+    wait_until(lambda: not list(runtime.iterdir()), 10, "a socket folder was left")
+
+
+def test_a_loader_that_dies_is_started_again_and_nothing_changes(tmp_path: Path, data: Path, runtime: Path) -> None:
+    quiet = write_job(make_folder(tmp_path / "quiet"), data, steps=40)
+    finish(quiet)
+    job = write_job(make_folder(tmp_path / "killed"), data, steps=40)
+    with start(job, "credit_bytes=600") as process:
+        for step in (2, 9):
+            wait_for_step(process, job, step)
+            (loader,) = loader_pids(job)
+            os.kill(loader, signal.SIGKILL)
+            wait_until(lambda dead=loader: loader_pids(job) not in ([], [dead]), 30, "it was not started again")  # type: ignore[misc]  # a default argument binds the loop's value
+        output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, output
+    for rank in range(2):
+        name = f"run/batches-{rank}.jsonl"
+        assert (quiet.parent / name).read_text() == (job.parent / name).read_text()
+    assert [record["loss"] for record in logged(job).values()] == [record["loss"] for record in logged(quiet).values()]
+    wait_until(lambda: not list(runtime.iterdir()), 10, "a socket folder was left")
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [("missing", "is missing"), ("truncated", "bytes, the manifest says"), ("flipped", "is damaged: its checksum")],
+)
+def test_a_damaged_shard_is_named(tmp_path: Path, data: Path, runtime: Path, damage: str, words: str) -> None:
+    shard = data / read_manifest(data).shards[1].file
+    match damage:
+        case "missing":
+            shard.unlink()
+        case "truncated":
+            shard.write_bytes(shard.read_bytes()[:-100])
+        case _:
+            flip_a_byte(shard)
+    job = write_job(tmp_path, data)
+    with start(job, "loader.verify=true") as process:
+        output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert f"{shard}: " in output
+    assert words in output
+    assert "Traceback" not in output
+    assert not any(ranks_of(job))
+    assert list(runtime.iterdir()) == []
+
+
+def test_a_full_disk_is_named_and_spoils_no_checkpoint(tmp_path: Path, data: Path, runtime: Path) -> None:
+    """Files may grow to 40 kB, then to 400 kB: the model's checkpoint is between the two."""
+    model = {"vocab_size": VOCAB, "width": 64, "layers": 1, "heads": 2, "kv_heads": 1}
+    job = write_job(tmp_path, data, model=model, steps=4)
+    with start(job, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))) as process:
+        output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert "model.safetensors can not be written" in output
+    assert "Traceback" not in output
+    assert not list((tmp_path / "run").glob("step-*"))
+    finish(job)
+    assert sorted(path.name for path in (tmp_path / "run").glob("*step-*")) == ["step-00000002", "step-00000004"]
+    assert list(runtime.iterdir()) == []
