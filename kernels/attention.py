@@ -1,7 +1,8 @@
 """Attention over packed documents of any lengths: checks the request, picks a back end, refuses what it cannot do.
 
-Takes q, k, v as one row per token and a `Layout` that says where documents begin and end; a token attends to tokens
-of its own document only. A back end that cannot honour a request is never run "nearly right": the call raises.
+Takes q, k, v as one row per token and a `Layout` that says where documents begin and end, and which of them are spread
+over ranks; a token attends to tokens of its own document only, wherever they are. A back end that cannot honour a
+request is never run "nearly right": the call raises. A whole pack, with all its rings, is one autograd node.
 
 Shapes: T packed rows, Hq query heads, Hk key and value heads (Hk divides Hq), D head width, N segments.
 """
@@ -12,28 +13,41 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from seqmesh.kernels import cpu
+from seqmesh.kernels import cpu, ring
 from seqmesh.kernels.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """One way to compute attention, and what it can do.
+    """One way to compute attention, and what it can do. Every function gets what passed the checks below.
 
-    run(q, k, v, layout, causal=..., scale=...) gets a request that passed every check below.
+    pack_forward and pack_backward do all segments of a pack, block_forward and block_backward one block of queries and
+    one of keys: signatures and promises are those of `seqmesh.kernels.cpu`.
     """
 
-    run: Callable[..., Tensor]
+    pack_forward: Callable[..., tuple[Tensor, Tensor]]
+    pack_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    block_forward: Callable[..., tuple[Tensor, Tensor]]
+    block_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
     device: str
     dtypes: tuple[torch.dtype, ...]
 
 
 BACKENDS: dict[str, Backend] = {
-    "cpu": Backend(run=cpu.attention, device="cpu", dtypes=cpu.DTYPES),
+    "cpu": Backend(
+        pack_forward=cpu.pack_forward,
+        pack_backward=cpu.pack_backward,
+        block_forward=cpu.block_forward,
+        block_backward=cpu.block_backward,
+        device="cpu",
+        dtypes=cpu.DTYPES,
+    ),
 }
 
 
@@ -55,16 +69,49 @@ def varlen_attention(
     window: how many keys a row sees, itself included; None or 0 is all. scale: 1 / sqrt(D) unless given.
     backend: a name in BACKENDS, or "auto" for the first one that can honour the request.
 
+    With rings in the layout the call sends and receives (`seqmesh.kernels.ring` says what and why it cannot deadlock):
+    every member of a ring makes it, and its backward, in the same order. Bytes sent are added to layout.traffic.
+
     Raises ValueError for tensors or a layout that break the contract, NotImplementedError where no back end (or not
-    the one named) can honour the request. Segment bounds are read, hence checked, on the CPU only: on a device that
-    would make every call wait for it.
+    the one named) can honour the request, RuntimeError for rings without a process group. Segment bounds are read,
+    hence checked, on the CPU only: on a device that would make every call wait for it.
     """
     _check_tensors(q, k, v)
     if window is not None and window < 0:
         raise ValueError(f"window is {window}: must be a number of keys, or None for all")
+    if window and layout.rings:
+        raise NotImplementedError(f"window is {window} and the layout has rings: no sliding window over ranks yet")
     chosen = _choose(backend, q, window or None)
     _check_layout(layout, q)
-    return chosen.run(q, k, v, layout, causal=causal, scale=1 / math.sqrt(q.shape[2]) if scale is None else scale)
+    scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
+    out: Tensor = _PackedAttention.apply(q, k, v, layout, chosen, causal, scale)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _PackedAttention(torch.autograd.Function):
+    """All segments of a pack and all its rings. The rings' first blocks travel while the segments are computed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout, backend: Backend, causal: bool, scale: float
+    ) -> Tensor:
+        bounds: list[int] = layout.cu_seqlens.tolist()
+        circuits = ring.start_circuits(k, v, layout.rings, bounds, layout.traffic, causal=causal)
+        out, lse = backend.pack_forward(q, k, v, bounds, causal=causal, scale=scale)
+        ring.finish_forward(out, lse, q, circuits, backend.block_forward, scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.layout, ctx.bounds, ctx.backend, ctx.causal, ctx.scale = layout, bounds, backend, causal, scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        layout, bounds, backend, scale = ctx.layout, ctx.bounds, ctx.backend, ctx.scale
+        circuits = ring.start_circuits(k, v, layout.rings, bounds, layout.traffic, causal=ctx.causal)
+        gradients = backend.pack_backward(dout, q, k, v, out, lse, bounds, causal=ctx.causal, scale=scale)
+        ring.finish_backward(gradients, (dout, q, out, lse), circuits, backend.block_backward, scale)
+        return *gradients, None, None, None, None
 
 
 def _choose(name: str, q: Tensor, window: int | None) -> Backend:
@@ -119,7 +166,9 @@ def _check_layout(layout: Layout, q: Tensor) -> None:
     if cu_seqlens.device != q.device:
         raise ValueError(f"cu_seqlens is on {cu_seqlens.device}, q on {q.device}: must be the same")
     if cu_seqlens.device.type == "cpu":
-        _check_bounds(cu_seqlens.tolist(), layout.max_seqlen, q.shape[0])
+        bounds = cu_seqlens.tolist()
+        _check_bounds(bounds, layout.max_seqlen, q.shape[0])
+        ring.check_rings(layout.rings, bounds)
 
 
 def _check_bounds(bounds: list[int], max_seqlen: int, rows: int) -> None:

@@ -1,10 +1,10 @@
 """Attention on the CPU: one native flash call per document, forward and backward, over flat buffers.
 
-Takes packed q, k, v with a layout and gives the packed output. Everything rests on one pair, `block_forward` and
-`block_backward`, which attends one block of queries to one block of keys; the backward half takes the whole row's
-output and log-sum-exp, so blocks that each saw only a part of a row's keys give exact gradients that simply add up.
+Two pairs: `pack_forward` and `pack_backward` for all segments of a pack, resting on `block_forward` and
+`block_backward` for one block of queries and one block of keys. The backward halves take the whole row's output and
+log-sum-exp, so blocks that each saw only a part of a row's keys give exact gradients that simply add up.
 
-It knows no sliding window and checks no layout: `seqmesh.kernels.attention` does, and is the way in.
+It knows no sliding window, no autograd, and checks no layout: `seqmesh.kernels.attention` does, and is the way in.
 
 Shapes: T packed rows, Q query rows, K key rows, Hq query heads, Hk key and value heads (Hk divides Hq), D head width.
 """
@@ -17,9 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-
-from seqmesh.kernels.layout import Layout
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -32,11 +29,43 @@ _flash_forward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, *, causal: bool, scale: float) -> Tensor:
-    """Attend inside every segment of a checked layout. q [T, Hq, D], k and v [T, Hk, D] -> [T, Hq, D]."""
-    bounds: list[int] = layout.cu_seqlens.tolist()
-    packed: Tensor = _PackedAttention.apply(q, k, v, bounds, causal, scale)  # type: ignore[no-untyped-call]
-    return packed
+def pack_forward(
+    q: Tensor, k: Tensor, v: Tensor, bounds: list[int], *, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attend inside every segment; segment i is rows bounds[i] to bounds[i + 1], padding follows the last.
+
+    q [T, Hq, D], k and v [T, Hk, D] -> out [T, Hq, D] in q's dtype, lse [T, Hq] as block_forward gives it; padding has
+    out 0 and lse −inf.
+    """
+    out = _flat_buffer(q, bounds[-1])
+    lse = q.new_full(q.shape[:2], -torch.inf, dtype=_wide(q.dtype))
+    for rows in _segments(bounds):
+        out[rows], lse[rows] = block_forward(q[rows], k[rows], v[rows], causal=causal, scale=scale)
+    return out, lse
+
+
+def pack_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    bounds: list[int],
+    *,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients (dq, dk, dv) of pack_forward, 0 for padding, into one buffer each whatever the number of segments.
+
+    out [T, Hq, D] and lse [T, Hq] belong to the whole row, as in block_backward.
+    """
+    dq, dk, dv = (_flat_buffer(x, bounds[-1]) for x in (q, k, v))
+    for rows in _segments(bounds):
+        dq[rows], dk[rows], dv[rows] = block_backward(
+            dout[rows], q[rows], k[rows], v[rows], out[rows], lse[rows], causal=causal, scale=scale
+        )
+    return dq, dk, dv
 
 
 def block_forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -73,31 +102,6 @@ def block_backward(
     row_lse = lse.to(_wide(dtype)).transpose(0, 1).unsqueeze(0)
     dq, dk, dv = _flash_backward(grad, query, key, value, output, row_lse, 0.0, causal, scale=scale)
     return _from_native(dq, q.dtype), _from_native(dk, k.dtype), _from_native(dv, v.dtype)
-
-
-class _PackedAttention(torch.autograd.Function):
-    """All segments of a pack as one autograd node; one gradient buffer per input, whatever the number of segments."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bounds: list[int], causal: bool, scale: float) -> Tensor:
-        out = _flat_buffer(q, bounds[-1])
-        lse = q.new_full(q.shape[:2], -torch.inf, dtype=_wide(q.dtype))
-        for rows in _segments(bounds):
-            out[rows], lse[rows] = block_forward(q[rows], k[rows], v[rows], causal=causal, scale=scale)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.bounds, ctx.causal, ctx.scale = bounds, causal, scale
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        dq, dk, dv = (_flat_buffer(x, ctx.bounds[-1]) for x in (q, k, v))
-        for rows in _segments(ctx.bounds):
-            dq[rows], dk[rows], dv[rows] = block_backward(
-                dout[rows], q[rows], k[rows], v[rows], out[rows], lse[rows], causal=ctx.causal, scale=ctx.scale
-            )
-        return dq, dk, dv, None, None, None
 
 
 def _segments(bounds: list[int]) -> Iterator[slice]:
