@@ -51,6 +51,18 @@ def piece_pairs(length: T, ring_size: T, index: T) -> T:
     return pairs
 
 
+def rows_sent(length: T, ring_size: T) -> T:
+    """Rows of keys and values that a ring's members send each other for one causal attention, all together: each member
+    gets every key that it sees and does not hold, once. Chunk j is seen by all, chunk 2D − 1 − j by the j members
+    below. The backward pass sends as many again, and as many gradients.
+    """
+    rows: T = length * 0
+    for owner in range(int(np.max(ring_size, initial=1))):
+        (a, b), (c, d) = piece_ranges(length, ring_size, length * 0 + owner)
+        rows = rows + (owner < ring_size) * ((ring_size - 1) * (b - a) + owner * (d - c))
+    return rows
+
+
 def largest_document(ranks: int, capacity: int) -> int:
     """Every document of at most this many tokens fits a ring of `ranks` with `capacity` tokens on each.
 

@@ -17,6 +17,7 @@ from seqmesh.loader.files import atomic_write
 
 MODULES = {
     "packer": "seqmesh.benchmarks.packer",
+    "rings": "seqmesh.benchmarks.rings",
     "loader": "seqmesh.benchmarks.loader",
     "train": "seqmesh.benchmarks.train",
 }

@@ -8,6 +8,7 @@ from seqmesh.packer.pieces import (
     piece_pairs,
     piece_ranges,
     piece_tokens,
+    rows_sent,
     smallest_rings,
 )
 
@@ -33,6 +34,28 @@ def test_members_have_nearly_the_same_work(length: int, ring_size: int) -> None:
     tokens = [piece_tokens(length, ring_size, index) for index in range(ring_size)]
     assert max(tokens) - min(tokens) <= 2
     assert max(pairs) - min(pairs) <= 2 * length + 2
+
+
+@given(st.integers(0, 60), st.integers(1, 6))
+def test_rows_sent_are_the_keys_seen_and_not_held(length: int, ring_size: int) -> None:
+    holders = [
+        [p for start, stop in piece_ranges(length, ring_size, i) for p in range(start, stop)] for i in range(ring_size)
+    ]
+    # A chunk travels whole: member i needs the chunk of key p if any of its queries comes after the chunk's first key.
+    sizes = chunk_sizes(length, ring_size)
+    expected = sum(
+        sizes[chunk]
+        for member in range(ring_size)
+        for chunk in range(2 * ring_size)
+        if chunk not in (member, 2 * ring_size - 1 - member) and chunk < 2 * ring_size - 1 - member
+    )
+    assert rows_sent(length, ring_size) == expected
+    assert sorted(p for held in holders for p in held) == list(range(length))
+
+
+def test_rows_sent_of_many_documents_at_once() -> None:
+    lengths, rings = np.array([7, 50, 33]), np.array([1, 3, 4])
+    assert rows_sent(lengths, rings).tolist() == [rows_sent(7, 1), rows_sent(50, 3), rows_sent(33, 4)]
 
 
 def test_chunks_of_a_length_that_nothing_divides() -> None:

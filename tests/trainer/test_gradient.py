@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from seqmesh.kernels.layout import Layout
+from seqmesh.kernels.layout import Layout, Traffic
 from seqmesh.kernels.loss import cross_entropy_sum
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.cost import CostModel
+from seqmesh.packer.pieces import rows_sent
 from seqmesh.trainer.model import ModelConfig, Transformer
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.replica import make_replica
@@ -31,15 +32,17 @@ def model_in_float64() -> Transformer:
     return Transformer(CONFIG, seed=0).double()
 
 
-def gradient_on_rank(ranks: Ranks, settings: LoaderSettings) -> tuple[list[npt.NDArray[np.float64]], list[int]]:
-    """Reduced gradients of the first steps, without updates, and this rank's number of micro-batches in each."""
+def gradient_on_rank(ranks: Ranks, settings: LoaderSettings) -> tuple[list[npt.NDArray[np.float64]], list[int], int]:
+    """Reduced gradients of the first steps, without updates, this rank's number of micro-batches in each, and the bytes
+    it sent for rings."""
+    traffic = Traffic()
     model = model_in_float64()
     replica = make_replica(model, ranks, settings.mode, extra=EXTRA)
     gradients: list[npt.NDArray[np.float64]] = []
     counts = [0]
     with Loader(settings, rank=ranks.rank, mode="inline") as loader:
         for batch in loader:
-            accumulate(model, batch, replica, settings.capacity)
+            accumulate(model, batch, replica, settings.capacity, traffic)
             counts[-1] += batch.tokens > 0
             if batch.last_in_step:
                 replica.reduce_()
@@ -49,7 +52,7 @@ def gradient_on_rank(ranks: Ranks, settings: LoaderSettings) -> tuple[list[npt.N
                 if len(gradients) == STEPS:
                     break
                 counts.append(0)
-    return gradients, counts
+    return gradients, counts, traffic.sent
 
 
 def whole_gradient(model: Transformer) -> npt.NDArray[np.float64]:
@@ -97,14 +100,14 @@ CASES: dict[str, tuple[list[int], dict[str, Any]]] = {
 RINGS = [53, 31, 23, 5, 37, 1, 2, 19, 41, 3, 7, 13, 29, 11, 17, 43]
 
 
-def check_gradients(lengths: list[int], settings: LoaderSettings) -> list[list[int]]:
-    """Every rank's gradient is the reference's; returns each rank's numbers of micro-batches."""
+def check_gradients(lengths: list[int], settings: LoaderSettings) -> tuple[list[list[int]], int]:
+    """Every rank's gradient is the reference's; returns each rank's numbers of micro-batches, and all bytes sent."""
     expected = reference_gradients(lengths, settings)
     results = run_ranks(gradient_on_rank, settings.ranks, settings)
-    for gradients, _ in results:
+    for gradients, _, _ in results:
         for found, wanted in zip(gradients, expected, strict=True):
             assert relative_error(found, wanted) <= 1e-9
-    return [counts for _, counts in results]
+    return [counts for _, counts, _ in results], sum(sent for _, _, sent in results)
 
 
 @pytest.mark.parametrize("mode", ["free", "waves"])
@@ -114,7 +117,8 @@ def test_gradient_equals_one_process_document_by_document(tmp_path: Path, case: 
     lengths, changes = CASES[case]
     data = make_set(tmp_path, lengths, vocab=CONFIG.vocab_size)
     settings = settings_for(data, ranks=count, shuffle=False, epochs=None, mode=mode, **changes)
-    counts = check_gradients(lengths, settings)
+    counts, sent = check_gradients(lengths, settings)
+    assert sent == 0
     if count > 1:
         assert len({tuple(c) for c in counts}) > 1  # the ranks do differ
         assert (0 in [c[0] for c in counts]) == (case == "empty_rank")
@@ -131,12 +135,18 @@ def test_gradient_with_rings_equals_one_process(
         data, ranks=count, capacity=capacity, max_document=53, tokens_per_step=160, shuffle=False, mode=mode, cost=cost
     )
     feed = Feed(settings)
-    step = feed.step(feed.start)
-    assert step is not None
-    sizes = np.diff(step.plan.ring_offsets)
-    assert sizes.max() == widest
-    assert np.count_nonzero(sizes > 1) >= 2
-    check_gradients(RINGS, settings)
+    state, rows, rings = feed.start, 0, []
+    for _ in range(STEPS):
+        step = feed.step(state)
+        assert step is not None
+        state, sizes = step.after, np.diff(step.plan.ring_offsets)
+        rings += [size for size in sizes.tolist() if size > 1]
+        rows += int(rows_sent(step.plan.lengths, sizes).sum())
+    assert max(rings) == widest
+    assert len(rings) >= 2
+    _, sent = check_gradients(RINGS, settings)
+    # Forward keys and values, backward the same again and their gradients, all in float64.
+    assert sent == rows * CONFIG.layers * 2 * CONFIG.kv_heads * CONFIG.head_dim * 8 * 3
 
 
 def test_all_ranks_have_the_same_bits(tmp_path: Path) -> None:
