@@ -76,7 +76,7 @@ class Ranks:
         """Turn a failed exchange inside the block into a RankError that says which ranks have stopped."""
         try:
             yield
-        except (RuntimeError, ValueError) as error:
+        except RuntimeError as error:
             if self.count == 1 or not _is_exchange_failure(error):
                 raise
             raise RankError(f"{what}: {self._who_is_lost()} ({_first_line(error)})") from error
@@ -149,10 +149,11 @@ def _beating(rank: int, timeout: float) -> Iterator[Store]:
         thread.join()
 
 
-def _is_exchange_failure(error: Exception) -> bool:
-    """Whether torch.distributed, or a library under it, says that an exchange failed; it raises plain RuntimeErrors."""
+def _is_exchange_failure(error: RuntimeError) -> bool:
+    """Whether an exchange failed: torch.distributed says so with plain RuntimeErrors of its libraries' words."""
     words = ("gloo", "nccl", "timed out", "connection", "peer")
-    return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)
+    plain = type(error) is RuntimeError and any(word in str(error).lower() for word in words)
+    return plain or isinstance(error, dist.DistError)
 
 
 def _first_line(error: Exception) -> str:
