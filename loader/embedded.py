@@ -28,6 +28,7 @@ from seqmesh.loader.stream import StreamState
 
 STATE_VERSION = 1
 CREDIT_BYTES = 64 << 20
+RESTARTS = 3
 WIDENED = ("input_ids", "labels")  # int32 on the wire, int64 for torch's embedding and cross entropy
 
 TorchBatch = PackedBatch[torch.Tensor]
@@ -68,6 +69,8 @@ class Loader:
 
     settings may be None with `endpoint`: the running loader knows them. rank: by default torch.distributed's, else 0.
     timeout: seconds to wait for the loader, at start and for each batch. credit_bytes: batches read ahead, in bytes.
+    restarts: how often a loader process that this Loader started, and that dies, is started again (0: never); all ranks
+    of the machine go on at their exact next batch.
     wait_seconds: time spent waiting so far. vocab_size: ids that the shards' tokenizer has.
     """
 
@@ -81,6 +84,7 @@ class Loader:
         device: torch.device | str = "cpu",
         timeout: float = 120.0,
         credit_bytes: int = CREDIT_BYTES,
+        restarts: int = RESTARTS,
     ) -> None:
         """Raises ValueError for settings that do not fit together, LoaderError where the loader refuses."""
         self.rank = _own_rank() if rank is None else rank
@@ -92,7 +96,7 @@ class Loader:
             self._open_inline(settings)
         else:
             if endpoint is None:
-                endpoint = self._own_endpoint(settings, timeout)
+                endpoint = self._own_endpoint(settings, timeout, restarts)
             self._open_client(settings, endpoint, timeout, credit_bytes)
         self._position = Position(self._start)
         self._plan: str | None = None  # of the step that the position is inside of
@@ -191,19 +195,19 @@ class Loader:
         self.settings, self._start, self._data = served, StreamState.from_dict(welcome.state), welcome.data
         self.vocab_size = welcome.vocab_size
 
-    def _own_endpoint(self, settings: LoaderSettings | None, timeout: float) -> str:
+    def _own_endpoint(self, settings: LoaderSettings | None, timeout: float, restarts: int) -> str:
         """Start this machine's loader process, or learn where the machine's first rank started it."""
         if settings is None:
             raise ValueError("settings is None: give them, or the endpoint of a loader that runs")
         if not _is_distributed():
-            self._process = LoaderProcess(settings, timeout=timeout)
+            self._process = LoaderProcess(settings, timeout=timeout, restarts=restarts)
             return self._process.endpoint
         per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", torch.distributed.get_world_size()))
         first = self.rank - self.rank % per_machine
         report = ""
         if self.rank == first:
             try:
-                self._process = LoaderProcess(settings, timeout=timeout)
+                self._process = LoaderProcess(settings, timeout=timeout, restarts=restarts)
                 report = f"endpoint {self._process.endpoint}"
             except (LoaderError, OSError) as error:  # the others wait for a word: give it to them, too
                 report = f"error {error}"

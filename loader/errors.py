@@ -3,6 +3,7 @@
 LoaderError
 ├── ShardError          a shard set is missing something, truncated or damaged
 ├── WireError           a message that is not ours, of another version, or over a limit
+├── ServingError        the loader failed after it had started to serve: a fault of ours, not of the data
 └── LoaderTimeoutError  no answer within the deadline (a TimeoutError as well)
 """
 
@@ -19,6 +20,10 @@ class ShardError(LoaderError):
 
 class WireError(LoaderError):
     """A message was refused."""
+
+
+class ServingError(LoaderError):
+    """The loader failed while it served, for a reason nobody foresaw."""
 
 
 class LoaderTimeoutError(LoaderError, TimeoutError):

@@ -1,44 +1,50 @@
 """The dedicated loader process: one per machine, serves every rank of the machine over ZeroMQ. Never imports torch.
 
 `python -m seqmesh.loader.server` reads one JSON line from its input (see `Order`), opens the data, compiles or loads
-its routines, binds the endpoint, prints `ready` and serves until it is told to stop or the process that ordered it is
-gone. `seqmesh serve` runs the same in the foreground. Exit codes: 0 stopped or abandoned, 2 refused at start (the
-reason is the last line of its error output), 130 and 143 by SIGINT and SIGTERM.
+its routines, binds the endpoint, prints `ready` and serves until a second line or the end of its input comes, or the
+process that ordered it is gone. `seqmesh serve` runs the same in the foreground. Exit codes:
 
-A rank is served as long as the credit it gave, in bytes, lasts, so the memory held for a slow or dead rank is bounded
-and nobody waits for anybody.
+    0    stopped by its owner, or its owner is gone
+    2    refused at start: unfit settings or data, or a busy endpoint; the reason is the last line of its error output
+    3    failed while serving, for a reason nobody foresaw; the traceback is in its error output
+    130  ended by SIGINT
+    143  ended by SIGTERM
+
+On the way out it logs how many batches each rank had under way. A rank is served as long as the credit it gave, in
+bytes, lasts, so the memory held for a slow or dead rank is bounded and nobody waits for anybody.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import secrets
+import select
 import shutil
 import signal
-import socket as unix
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import zmq
 
-from seqmesh.loader.errors import LoaderError, WireError
+from seqmesh.loader.endpoint import check_endpoint, listening
+from seqmesh.loader.errors import LoaderError, ServingError, WireError
 from seqmesh.loader.feed import Feed, Position
+from seqmesh.loader.order import FAILED, REFUSED, STOP, STOP_AND_CLEAR_UP, STOPPED, Order
+from seqmesh.loader.reader import Reader
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.stream import StreamState
 from seqmesh.loader.wire import (
-    MAX_HEADER_BYTES,
     Ack,
     Bye,
     End,
     Error,
     Hello,
     Message,
+    Unknown,
     Welcome,
     decode,
     encode,
@@ -46,42 +52,35 @@ from seqmesh.loader.wire import (
     payload_bytes,
 )
 
-MAX_UNDER_WAY = 256  # batches; bounds the read-ahead of very small ones, of which the credit would allow thousands
+MAX_HEARD = 1000  # messages between two rounds of serving: a flood must not keep ranks waiting
+MAX_REFUSALS_LOGGED = 100  # in full; the count goes on
+GOING_SECONDS = 0.5  # how much later than its loader an owner may end that got the same signal
 
 log = logging.getLogger("seqmesh.loader")
 
 
-@dataclass(slots=True, kw_only=True)
-class Reader:
-    """A rank that is being served: where it is, how many bytes it will still take, what waits for more credit."""
-
-    rank: int
-    session: int
-    position: Position
-    limit: int
-    credit: int
-    sequence: int = 0
-    under_way: int = 0
-    waiting: list[Any] | None = None
-    ended: bool = False
-
-    def may_send(self, size: int) -> bool:
-        """Within the credit, or, if nothing is under way, any size: one batch may be larger than all the credit."""
-        return self.under_way == 0 or (size <= self.credit and self.under_way < MAX_UNDER_WAY)
-
-
 class LoaderServer:
-    """Serves the ranks of one job over a bound ROUTER socket; `run` is its loop."""
+    """Serves the ranks of one job over a bound ROUTER socket; `run` is its loop.
+
+    refused: messages that were not of this protocol, or not a rank's to send.
+    """
 
     def __init__(self, feed: Feed, socket: zmq.Socket[bytes]) -> None:
         self.feed = feed
         self.socket = socket
         self.job = secrets.token_hex(8)
-        self.refused_messages = 0
+        self.refused = 0
         self._readers: dict[bytes, Reader] = {}
 
-    def run(self, *, until: Sequence[int]) -> None:
-        """Serve until one of the descriptors `until` becomes readable."""
+    def run(self, *, ready: Callable[[], None], until: Sequence[int]) -> int:
+        """Say `ready`, serve until one of the descriptors `until` becomes readable, return which."""
+        try:
+            ready()
+            return self._run(until)
+        finally:
+            self._log_end()
+
+    def _run(self, until: Sequence[int]) -> int:
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
         for descriptor in until:
@@ -89,41 +88,64 @@ class LoaderServer:
         busy = False
         while True:
             # Between any two rounds every rank is heard: one that takes much must not keep another waiting.
-            ready = dict(poller.poll(0 if busy else None))
-            if not ready.keys().isdisjoint(until):
-                return
-            while self._receive():
-                pass
+            ready = dict(poller.poll(0 if busy else self._idle_milliseconds()))
+            for descriptor in until:
+                if descriptor in ready:
+                    return descriptor
+            self._hear()
             busy = self._serve()
+            self._beat()
 
-    def _receive(self) -> bool:
-        """Handle one message; whether there was one."""
-        try:
-            identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        try:
-            if len(frames) != 1:
-                raise WireError(f"{len(frames)} frames: a rank sends one")
-            self._handle(identity, decode(frames[0]))
-        except WireError as error:
-            self.refused_messages += 1
-            log.warning("refused a message: %s", error)
-        return True
+    def _log_end(self) -> None:
+        """What the ranks that are still connected will not get."""
+        for reader in self._readers.values():
+            log.info("rank %d: %d batches sent, %d not acknowledged", reader.rank, reader.sent, reader.under_way)
+        log.info("ended with %d ranks, %d messages refused", len(self._readers), self.refused)
+
+    def _idle_milliseconds(self) -> int | None:
+        """How long nothing has to be done by itself: until the next heartbeat is due; None: for ever."""
+        due = min((reader.next_heartbeat() for reader in self._readers.values()), default=float("inf"))
+        return None if due == float("inf") else max(0, int((due - time.monotonic()) * 1000) + 1)
+
+    def _hear(self) -> None:
+        for _ in range(MAX_HEARD):
+            try:
+                identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                if len(frames) != 1:
+                    raise WireError(f"{len(frames)} frames: a rank sends one")
+                self._handle(identity, decode(frames[0]))
+            except WireError as error:
+                self._refuse(identity, error)
 
     def _handle(self, identity: bytes, message: Message) -> None:
         match message:
             case Hello():
                 self._welcome(identity, message)
+            case Ack() if identity in self._readers:
+                self._readers[identity].acknowledge(message)
             case Ack():
-                reader = self._readers.get(identity)
-                if reader and reader.session == message.session:
-                    reader.credit = min(reader.credit + message.credit, reader.limit)
-                    reader.under_way = max(reader.under_way - 1, 0)
+                self._send(identity, Unknown(session=message.session))
             case Bye():
                 self._readers.pop(identity, None)
             case _:
                 raise WireError(f"a {type(message).__name__.lower()} from a rank")
+
+    def _refuse(self, identity: bytes, error: WireError) -> None:
+        """Count a message that is not ours. A rank that sends one is served no longer: what else is wrong with it?"""
+        self.refused += 1
+        if self.refused <= MAX_REFUSALS_LOGGED:
+            log.warning("refused a message: %s", error)
+        if identity in self._readers:
+            self._drop(identity, f"sent a message that was refused: {error}")
+
+    def _drop(self, identity: bytes, reason: str) -> None:
+        """Serve a reader no longer, and tell it why."""
+        reader = self._readers.pop(identity)
+        log.error("rank %d: %s", reader.rank, reason)
+        self._send(identity, Error(session=reader.session, message=reason))
 
     def _welcome(self, identity: bytes, hello: Hello) -> None:
         try:
@@ -131,17 +153,16 @@ class LoaderServer:
             if hello.rank >= self.feed.settings.ranks:
                 raise ValueError(f"rank is {hello.rank}: this loader serves ranks 0 to {self.feed.settings.ranks - 1}")
         except ValueError as error:
-            self._send(identity, encode(Error(session=hello.session, message=str(error))))
+            self._send(identity, Error(session=hello.session, message=str(error)))
             return
-        # A rank that comes back under another connection replaces the one that was.
-        for other in [i for i, reader in self._readers.items() if reader.rank == hello.rank]:
-            del self._readers[other]
+        # A rank that comes back under another connection replaces the one that was, which hardly lives to hear it.
+        for other in [i for i, reader in self._readers.items() if reader.rank == hello.rank and i != identity]:
+            self._drop(other, "another process reads as this rank now")
         self._readers[identity] = Reader(
             rank=hello.rank,
             session=hello.session,
             position=Position(state, hello.wave),
             limit=hello.credit,
-            credit=hello.credit,
         )
         welcome = Welcome(
             session=hello.session,
@@ -151,37 +172,29 @@ class LoaderServer:
             data=self.feed.data_fingerprint,
             vocab_size=self.feed.shards.manifest.vocab_size,
         )
-        self._send(identity, encode(welcome))
+        self._send(identity, welcome)
 
     def _serve(self) -> bool:
         """One round: a batch for each rank whose credit allows it; whether anything was sent."""
-        sent = [self._serve_one(identity) for identity in list(self._readers)]
+        sent = [self._serve_one(identity, reader) for identity, reader in list(self._readers.items())]
         return any(sent)
 
-    def _serve_one(self, identity: bytes) -> bool:
+    def _serve_one(self, identity: bytes, reader: Reader) -> bool:
         """Send one batch to one rank; whether there was one to send."""
-        reader = self._readers.get(identity)
-        if reader is None or reader.ended or reader.limit == 0:
+        if reader.ended or reader.limit == 0:
             return False
         try:
             if reader.waiting is None:
                 self._prepare(reader)
         except (LoaderError, ValueError) as error:
-            log.error("rank %d: %s", reader.rank, error)
-            del self._readers[identity]
-            self._send(identity, encode(Error(session=reader.session, message=str(error))))
+            self._drop(identity, str(error))
             return False
         if reader.waiting is None:
             reader.ended = True
-            self._send(identity, encode(End(session=reader.session, sequence=reader.sequence)))
+            self._send(identity, End(session=reader.session, sequence=reader.sent))
             return False
         size = payload_bytes(reader.waiting[1:])
-        if not reader.may_send(size):
-            return False
-        reader.credit -= size
-        reader.under_way += 1
-        frames, reader.waiting = reader.waiting, None
-        return self._send(identity, frames)
+        return reader.may_send(size) and self._send_frames(identity, reader.take_waiting(size))
 
     def _prepare(self, reader: Reader) -> None:
         """Assemble the reader's next batch; leaves nothing waiting at the end of the last epoch."""
@@ -191,45 +204,55 @@ class LoaderServer:
         reader.waiting = encode_batch(
             delivery.batch,
             session=reader.session,
-            sequence=reader.sequence,
+            sequence=reader.sent,
             before=delivery.before.to_dict(),
             after=delivery.after.to_dict(),
         )
         reader.position = delivery.next_position
-        reader.sequence += 1
 
-    def _send(self, identity: bytes, frames: list[Any]) -> bool:
-        """Queue frames for one rank; forget the rank if its connection is gone."""
+    def _beat(self) -> None:
+        """A heartbeat for each rank that got nothing for a while; finds connections that are gone."""
+        now = time.monotonic()
+        for identity, reader in list(self._readers.items()):
+            if reader.next_heartbeat() <= now:
+                self._send(identity, reader.heartbeat(self.refused))
+
+    def _send(self, identity: bytes, message: Message) -> bool:
+        return self._send_frames(identity, encode(message))
+
+    def _send_frames(self, identity: bytes, frames: list[Any]) -> bool:
+        """Queue frames for one connection; forget its reader if it is gone."""
+        reader = self._readers.get(identity)
         try:
             self.socket.send_multipart([identity, *frames], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            log.warning("a rank is gone: %s", error)
-            self._readers.pop(identity, None)
+            if reader:
+                log.warning("rank %d is gone, %d batches under way", reader.rank, reader.under_way)
+                del self._readers[identity]
             return False
+        if reader:
+            reader.spoken = time.monotonic()
         return True
 
 
-def serve(settings: LoaderSettings, endpoint: str, *, ready: Callable[[], None], until: int | None = None) -> None:
-    """Open the data, bind `endpoint`, call `ready`, and serve until `until` becomes readable or a signal's handler
-    raises. To be called in the main thread.
+def serve(settings: LoaderSettings, endpoint: str, *, ready: Callable[[], None], until: Sequence[int] = ()) -> int:
+    """Open the data, bind `endpoint`, call `ready`, and serve until one of the descriptors `until` becomes readable,
+    which is returned, or a signal's handler raises. To be called in the main thread.
 
     Raises what `Feed` raises for unfit data, OSError for an endpoint that can not be bound, ValueError for one that
-    other machines could reach: nothing encrypts or authenticates this link.
+    other machines could reach. Once it serves, only ServingError.
     """
-    if not endpoint.startswith(("ipc://", "tcp://127.0.0.1:", "tcp://[::1]:")):
-        raise ValueError(f"endpoint is {endpoint!r}: must be ipc://PATH or a loopback address, tcp://127.0.0.1:PORT")
+    check_endpoint(endpoint)
     feed = Feed(settings)
     feed.deliver(0, Position(feed.start))  # compiles what is not in the cache before a rank waits for it
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket, _signals() as signals:
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.SNDHWM, 0)  # credits limit what is queued, in bytes
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_HEADER_BYTES)
-        socket.setsockopt(zmq.LINGER, 0)
-        _bind(socket, endpoint)
-        ready()
-        LoaderServer(feed, socket).run(until=[signals] if until is None else [signals, until])
+    with listening(endpoint) as socket, _signals() as signals:
+        try:
+            return LoaderServer(feed, socket).run(ready=ready, until=[signals, *until])
+        except Exception as error:
+            log.exception("failed while serving")
+            raise ServingError(f"the loader failed while serving: {error!r}") from error
 
 
 @contextlib.contextmanager
@@ -249,46 +272,39 @@ def _signals() -> Iterator[int]:
         os.close(writing)
 
 
-def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """Bind, but never take a Unix socket away from a process that listens on it, as ZeroMQ would without a word."""
-    if endpoint.startswith("ipc://"):
-        with unix.socket(unix.AF_UNIX) as probe:
-            taken = probe.connect_ex(endpoint.removeprefix("ipc://")) == 0
-        if taken:
-            raise OSError(f"{endpoint} can not be bound: another process listens there")
-    try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        raise OSError(f"{endpoint} can not be bound: {error.strerror}") from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What an embedding process asks for: the settings, where to listen, and whose end is the loader's end too."""
-
-    settings: LoaderSettings
-    endpoint: str
-    owner: int
-
-    def to_json(self) -> str:
-        fields = {"settings": self.settings.to_json().decode(), "endpoint": self.endpoint, "owner": self.owner}
-        return json.dumps(fields)
-
-    @classmethod
-    def from_json(cls, text: str) -> Order:
-        fields = json.loads(text)
-        return cls(
-            settings=LoaderSettings.from_json(fields["settings"]), endpoint=fields["endpoint"], owner=fields["owner"]
-        )
+def raise_exit(number: int, _frame: Any) -> None:
+    """A signal handler: end by an exception, so that sockets and folders are cleaned up on the way."""
+    raise SystemExit(128 + number)
 
 
 def _say_ready() -> None:
     os.write(sys.stdout.fileno(), b"ready\n")
 
 
-def raise_exit(number: int, _frame: Any) -> None:
-    """A signal handler: end by an exception, so that sockets and folders are cleaned up on the way."""
-    raise SystemExit(128 + number)
+def _carry_out(order: Order, orders: BinaryIO) -> None:
+    """Serve until another line comes, or the owner is gone. Raises what `serve` raises."""
+    try:
+        owner = os.pidfd_open(order.owner)
+    except ProcessLookupError:
+        shutil.rmtree(order.folder, ignore_errors=True)
+        return
+    try:
+        ended = serve(order.settings, order.endpoint, ready=_say_ready, until=[owner, orders.fileno()])
+    except SystemExit:  # by a signal, which the owner may have got as well
+        _clear_up_after(owner, order.folder)
+        raise
+    word = b"" if ended == owner else orders.readline()
+    if word == STOP_AND_CLEAR_UP:
+        shutil.rmtree(order.folder, ignore_errors=True)
+    elif word != STOP:  # the owner is gone, or just going: a dying process closes its files first
+        _clear_up_after(owner, order.folder)
+
+
+def _clear_up_after(owner: int, folder: str) -> None:
+    """Remove the folder if its owner is gone, or is just going: nobody else will."""
+    gone, _, _ = select.select([owner], [], [], GOING_SECONDS)
+    if gone:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> int:
@@ -296,15 +312,15 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, raise_exit)
-    order = Order.from_json(sys.stdin.readline())
-    owner = os.pidfd_open(order.owner)
     try:
-        serve(order.settings, order.endpoint, ready=_say_ready, until=owner)
+        with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as orders:  # a buffer would hide the next line
+            _carry_out(Order.from_json(orders.readline()), cast(BinaryIO, orders))
+    except ServingError:
+        return FAILED
     except (LoaderError, ValueError, OSError) as error:
         log.error("%s", error)
-        return 2
-    shutil.rmtree(Path(order.endpoint.removeprefix("ipc://")).parent)  # its owner is gone: nobody else will
-    return 0
+        return REFUSED
+    return STOPPED
 
 
 if __name__ == "__main__":

@@ -8,14 +8,16 @@ for `batch`. Nothing on the wire can run code, and every size is limited before 
      │────────────────────────────────────────►│
      │◄──────────────── welcome (job, settings)│   or error, and the rank is not served
      │◄───────────────── batch 0, batch 1, ... │   as long as the rank's credit, in bytes, lasts
-     │ ack (batch 0, its bytes)                │   the rank has used a batch: credit comes back
+     │ ack (up to batch 0, bytes so far)       │   the rank has used a batch: credit comes back
      │────────────────────────────────────────►│
+     │◄────────────────────────────── heartbeat│   whenever nothing else was sent for a second
      │◄──────────────────────────────────── end│   after the last batch of the last epoch
      │ bye                                     │
      │────────────────────────────────────────►│
 
 `session` numbers the hellos of one rank, `sequence` the batches of one session: a rank that says hello again at its
-last position gets the exact next batch, and drops what an earlier session left in the pipe.
+last position gets the exact next batch, and drops what an earlier session left in the pipe. So everything that can go
+wrong between the two mends by one more hello; docs/loader.md says what leads to it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from seqmesh.loader.batch import ARRAYS, SCALARS, NumpyBatch, PackedBatch
 from seqmesh.loader.errors import WireError
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_HEADER_BYTES = 1 << 16
 MAX_ARRAY_BYTES = 1 << 31
 MAX_ITEMS = 1 << 10  # of any map or list in a header
@@ -78,22 +80,38 @@ class Batch(Message):
 
 
 class Ack(Message):
-    """The rank has used batch `sequence`; `credit` bytes are free again."""
+    """The rank has used the batches up to `sequence`, `credit` bytes in all: so much is free again. Counted from the
+    session's begin, so that an ack may be lost or come twice."""
 
     session: Count
     sequence: Count
     credit: Count
 
 
+class Heartbeat(Message):
+    """The loader lives. sequence: batches sent in this session so far; a rank that got fewer has lost one.
+    refused: messages that the loader refused since it started, whoever sent them."""
+
+    session: Count
+    sequence: Count
+    refused: Count
+
+
+class Unknown(Message):
+    """The loader does not know this connection, being a new process, say: the rank must say hello again."""
+
+    session: Count
+
+
 class End(Message):
-    """No batch follows `sequence` − 1: the last epoch is done."""
+    """No batch follows `sequence` − 1: the last epoch is done. Said again in place of heartbeats."""
 
     session: Count
     sequence: Count
 
 
 class Error(Message):
-    """The loader can not serve this rank."""
+    """The loader can not serve this rank, or serves it no longer."""
 
     session: Count
     message: str
@@ -105,7 +123,8 @@ class Bye(Message):
     session: Count
 
 
-TYPES: dict[str, type[Message]] = {t.__name__.lower(): t for t in (Hello, Welcome, Batch, Ack, End, Error, Bye)}
+_ALL: tuple[type[Message], ...] = (Hello, Welcome, Batch, Ack, Heartbeat, Unknown, End, Error, Bye)
+TYPES = {t.__name__.lower(): t for t in _ALL}
 
 Frames = Sequence[Any]  # bytes, memoryviews or arrays
 

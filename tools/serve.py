@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
+from seqmesh.loader.errors import ServingError
+from seqmesh.loader.order import FAILED
 from seqmesh.loader.process import private_folder
 from seqmesh.loader.server import raise_exit, serve
 from seqmesh.loader.settings import LoaderSettings, make_settings
@@ -19,7 +21,7 @@ def run(*, endpoint: str | None, console: Console | None = None, **fields: Any) 
     """The whole command. `fields` are those of `LoaderSettings`.
 
     Raises ValueError for unfit settings or data, LoaderError for a damaged set, OSError for a busy endpoint; ends by
-    SystemExit with 128 + the signal's number.
+    SystemExit with 128 + the signal's number, or with 3 if it fails while serving (the log has the traceback).
     """
     console = console or Console()
     settings = make_settings(fields)
@@ -32,6 +34,8 @@ def run(*, endpoint: str | None, console: Console | None = None, **fields: Any) 
         endpoint = f"ipc://{folder / 'loader'}"
     try:
         serve(settings, endpoint, ready=lambda: _say(console, settings, endpoint))
+    except ServingError:
+        raise SystemExit(FAILED) from None
     finally:
         if folder:
             shutil.rmtree(folder)

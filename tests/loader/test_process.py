@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,10 @@ from seqmesh.loader.embedded import Loader
 from seqmesh.loader.errors import LoaderError, LoaderTimeoutError
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.process import LoaderProcess
-from seqmesh.loader.server import MAX_UNDER_WAY
+from seqmesh.loader.reader import MAX_UNDER_WAY
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.wire import Ack, Batch, End, Hello, decode, encode, payload_bytes
+from tests.serving import digests_inline, is_running, take, wait_until
 from tests.support import long_tail, make_set, settings_for, walk
 
 CREDIT = 1 << 20
@@ -36,27 +37,13 @@ def process(settings: LoaderSettings) -> Iterator[LoaderProcess]:
         yield process
 
 
-def digests_inline(settings: LoaderSettings, rank: int) -> list[str]:
-    return [batch_digest(batch) for _, batch in walk(Feed(settings), rank)]
-
-
 def client_of(process: LoaderProcess, rank: int, *, credit: int = CREDIT) -> Client:
     return Client(process.endpoint, rank=rank, credit=credit, timeout=10, alive=process.check)
 
 
 def digests_from(client: Client, position: Position) -> list[str]:
     client.subscribe(position)
-    digests = []
-    while (delivery := client.next()) is not None:
-        digests.append(batch_digest(delivery.batch))
-    return digests
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
+    return take(client)
 
 
 def test_a_process_serves_what_this_process_would_read(settings: LoaderSettings, process: LoaderProcess) -> None:
@@ -85,7 +72,7 @@ def test_ranks_are_served_side_by_side(settings: LoaderSettings, process: Loader
 
 def test_any_position_can_be_asked_for(settings: LoaderSettings, process: LoaderProcess) -> None:
     walked = list(walk(Feed(settings), 1))
-    every = [batch_digest(batch) for _, batch in walked]
+    every = digests_inline(settings, 1)
     client = client_of(process, 1)
     for number in (0, 3, 4, len(walked) - 2):
         assert digests_from(client, walked[number][0]) == every[number + 1 :]
@@ -218,7 +205,7 @@ def test_settings_that_the_running_loader_does_not_serve_are_refused(
 
 
 def test_a_killed_loader_is_reported_at_once_with_its_exit_code(settings: LoaderSettings) -> None:
-    with Loader(settings, rank=0, timeout=30, credit_bytes=500) as loader:
+    with Loader(settings, rank=0, timeout=30, credit_bytes=500, restarts=0) as loader:
         batches = iter(loader)
         next(batches)
         assert loader._process is not None
@@ -250,7 +237,7 @@ def test_nothing_is_left_behind(settings: LoaderSettings, tmp_path: Path, monkey
         assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
         pids = [first.pid, second.pid]
     assert list(tmp_path.iterdir()) == []
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
 
 
 def test_the_loader_ends_when_its_owner_is_killed(settings: LoaderSettings, tmp_path: Path) -> None:
@@ -265,7 +252,7 @@ def test_the_loader_ends_when_its_owner_is_killed(settings: LoaderSettings, tmp_
         pid = int(owner.stdout.readline())
         assert len(list(tmp_path.iterdir())) == 1
         owner.kill()
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() and not list(tmp_path.iterdir()))
+    wait_until(lambda: not is_running(pid) and not list(tmp_path.iterdir()))
 
 
 def test_a_socket_path_that_is_too_long_is_refused(

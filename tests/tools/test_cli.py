@@ -12,7 +12,7 @@ import pytest
 from seqmesh.loader.embedded import Loader
 from tests.support import make_set
 
-COMMANDS = ["prepare", "inspect", "serve", "train", "report", "bench", "demo"]
+COMMANDS = ["prepare", "inspect", "verify", "serve", "train", "report", "bench", "demo"]
 
 
 def seqmesh(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -45,6 +45,7 @@ def test_text_to_shards_to_a_look_at_them(tmp_path: Path) -> None:
     assert prepared.returncode == 0, prepared.stderr
     assert "documents kept" in prepared.stdout
     assert "2" in seqmesh("inspect", tmp_path / "set").stdout
+    assert "ok" in seqmesh("verify", tmp_path / "set").stdout
     assert "hello hello hello" in seqmesh("inspect", tmp_path / "set", "--show", "0").stdout
 
 
@@ -52,6 +53,7 @@ def test_text_to_shards_to_a_look_at_them(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["inspect", "/nowhere"], "error: /nowhere"),
+        (["verify", "/nowhere"], "error: /nowhere is not a finished shard set"),
         (["report", "/nowhere"], "error: /nowhere holds no training run"),
         (["train", "/nowhere.yaml"], "No such file"),
         (["bench", "everything"], "error: name is 'everything': must be one of"),

@@ -1,0 +1,156 @@
+"""What tests of a live loader share: real loader and rank processes, bare connections, waiting, memory."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import zmq
+
+from seqmesh.loader.batch import batch_digest
+from seqmesh.loader.client import Client
+from seqmesh.loader.feed import Feed, Position
+from seqmesh.loader.order import Order
+from seqmesh.loader.settings import LoaderSettings
+from seqmesh.loader.stream import StreamState
+from seqmesh.loader.wire import Hello, Message, decode, encode, encode_batch, payload_bytes
+from tests.support import walk
+
+SILENCE_SECONDS = 1.5  # shorter than the default, not to wait long
+SECONDS = 20.0  # within which everything must have happened, also on a busy machine
+
+# A rank in a process of its own: reads as many batches as each line of its input says, and a line for each of them.
+RANK = """
+import json, sys
+from seqmesh.loader import client
+from seqmesh.loader.batch import batch_digest
+from seqmesh.loader.feed import Position
+from seqmesh.loader.stream import StreamState
+endpoint, rank, credit, state, wave, client.SILENCE_SECONDS = json.loads(sys.argv[1])
+client = client.Client(endpoint, rank=rank, credit=credit, timeout=20)
+client.subscribe(Position(StreamState.from_dict(state), wave))
+for line in sys.stdin:
+    for _ in range(int(line)):
+        delivery = client.next()
+        after = delivery.next_position
+        print(json.dumps([batch_digest(delivery.batch), after.state.to_dict(), after.wave]), flush=True)
+"""
+
+
+class RankProcess:
+    """A rank that reads when it is told to, and that can be stopped or killed. `position`: after its last batch."""
+
+    def __init__(self, endpoint: str, rank: int, position: Position, *, credit: int = 1 << 20) -> None:
+        self.position = position
+        argument = json.dumps([endpoint, rank, credit, position.state.to_dict(), position.wave, SILENCE_SECONDS])
+        command = [sys.executable, "-c", RANK, argument]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def take(self, count: int) -> list[str]:
+        """Digests of the next batches."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        digests = []
+        for _ in range(count):
+            digest, state, wave = json.loads(self.process.stdout.readline())
+            digests.append(digest)
+            self.position = Position(StreamState.from_dict(state), wave)
+        return digests
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.process:  # closes its pipes
+            self.process.kill()
+
+
+@contextlib.contextmanager
+def server_process(order: Order, *, code: str = "") -> Iterator[subprocess.Popen[str]]:
+    """The loader's own command, serving; its log in `stderr`. code: run before, in the same process."""
+    command = f"{code}\nimport sys\nfrom seqmesh.loader.server import main\nsys.exit(main())"
+    arguments = ["-c", command] if code else ["-m", "seqmesh.loader.server"]
+    pipe = subprocess.PIPE
+    command_line = [sys.executable, *arguments]
+    with subprocess.Popen(command_line, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        try:
+            assert process.stdin
+            process.stdin.write(order.to_json() + "\n")
+            process.stdin.flush()
+            yield process
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def connection(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
+    """A bare socket to a loader, for what a client would never send."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.connect(endpoint)
+        yield socket
+
+
+def say_hello(socket: zmq.Socket[bytes], *, rank: int = 0, session: int = 1, credit: int = 0) -> None:
+    socket.send_multipart(encode(Hello(rank=rank, session=session, credit=credit, state=None, wave=0)))
+
+
+def wait_for(socket: zmq.Socket[bytes], wanted: type[Message], *, seconds: float = SECONDS) -> Any:
+    """The next message of a type; others are passed over."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = deadline - time.monotonic()
+        assert left > 0 and socket.poll(int(left * 1000) + 1), f"no {wanted.__name__} came in {seconds} s"
+        message = decode(socket.recv_multipart()[0])
+        if isinstance(message, wanted):
+            return message
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists that is not merely waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def digests_inline(settings: LoaderSettings, rank: int) -> list[str]:
+    """Digests of all batches of a rank, read in this process."""
+    return [batch_digest(batch) for _, batch in walk(Feed(settings), rank)]
+
+
+def take(client: Client, count: int | None = None) -> list[str]:
+    """Digests of a client's next batches, by default of all that are left."""
+    digests: list[str] = []
+    while count is None or len(digests) < count:
+        if (delivery := client.next()) is None:
+            break
+        digests.append(batch_digest(delivery.batch))
+    return digests
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process holds."""
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS:")]
+    return int(line.split()[1]) << 10
+
+
+def batch_bytes(settings: LoaderSettings) -> int:
+    """What the first batch of rank 0 costs in credit."""
+    feed = Feed(settings)
+    delivery = feed.deliver(0, Position(feed.start))
+    assert delivery is not None
+    return payload_bytes(encode_batch(delivery.batch, session=0, sequence=0, before={}, after={})[1:])
