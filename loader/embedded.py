@@ -21,6 +21,7 @@ import torch
 from seqmesh.loader.batch import PackedBatch
 from seqmesh.loader.client import Client
 from seqmesh.loader.errors import LoaderError
+from seqmesh.loader.exchange import exchange_texts
 from seqmesh.loader.feed import Delivery, Feed, Position
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.settings import LoaderSettings
@@ -29,6 +30,7 @@ from seqmesh.loader.stream import StreamState
 STATE_VERSION = 1
 CREDIT_BYTES = 64 << 20
 RESTARTS = 3
+ON_DEVICE = ("input_ids", "labels", "position_ids", "cu_seqlens")  # the rest describes segments: for the host
 WIDENED = ("input_ids", "labels")  # int32 on the wire, int64 for torch's embedding and cross entropy
 
 TorchBatch = PackedBatch[torch.Tensor]
@@ -169,7 +171,8 @@ class Loader:
         widen = name in WIDENED
         on_cpu = self._device.type == "cpu"
         tensor = torch.from_numpy(array.astype(np.int64) if widen and on_cpu else array.copy())
-        tensor = tensor.to(self._device, non_blocking=True)
+        if name in ON_DEVICE:
+            tensor = tensor.to(self._device, non_blocking=True)
         return tensor.to(torch.int64) if widen else tensor
 
     def _open_inline(self, settings: LoaderSettings | None) -> None:
@@ -211,7 +214,7 @@ class Loader:
                 report = f"endpoint {self._process.endpoint}"
             except (LoaderError, OSError) as error:  # the others wait for a word: give it to them, too
                 report = f"error {error}"
-        kind, _, text = _exchange(report, self._device)[first].partition(" ")
+        kind, _, text = exchange_texts(report, self._device)[first].partition(" ")
         if kind == "error":
             raise LoaderError(f"rank {first} could not start the loader process: {text}")
         return text
@@ -223,13 +226,3 @@ def _is_distributed() -> bool:
 
 def _own_rank() -> int:
     return torch.distributed.get_rank() if _is_distributed() else 0
-
-
-def _exchange(text: str, device: torch.device, limit: int = 1024) -> list[str]:
-    """Every rank's text, on every rank, over the standing group; as bytes, never pickled."""
-    mine = torch.zeros(limit, dtype=torch.uint8)
-    encoded = text.encode()[:limit]
-    mine[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8) if encoded else mine[:0]
-    rows = [torch.zeros(limit, dtype=torch.uint8, device=device) for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather(rows, mine.to(device))
-    return [bytes(row.cpu().tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]

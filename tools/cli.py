@@ -47,16 +47,20 @@ def options(
 
 @app.command()
 def prepare(
-    inputs: Annotated[list[str], typer.Argument(help="JSONL files (field 'text') or folders of text files, or URLs.")],
-    out: Annotated[Path, typer.Option(help="Folder of the new shard set.")],
+    inputs: Annotated[
+        list[str], typer.Argument(help="JSONL or Parquet files (field or column 'text'), folders of text files, URLs.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the shard set: new, or of an interrupted run to continue.")],
     tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or train:VOCAB to train one on the input.")],
     engine: Annotated[Engine, typer.Option(help="auto takes tiktoken where it is proved equal.")] = "auto",
     eod_token: Annotated[str, typer.Option(help="Special token after each document: its text, auto or none.")] = "auto",
     shard_tokens: Annotated[int, typer.Option(help="Tokens of a shard.")] = 1 << 25,
     max_tokens: Annotated[int | None, typer.Option(help="Stop after this many tokens.")] = None,
     on_error: Annotated[OnError, typer.Option(help="Bad records: stop, or skip into quarantine.jsonl.")] = "stop",
+    text_column: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
 ) -> None:
-    """Turn text into a shard set: tokenised, checked, with a manifest."""
+    """Turn text into a shard set: tokenised, checked, with a manifest. Interrupted, the same command goes on where it
+    stopped."""
     from seqmesh.tools import prepare as command
 
     command.run(
@@ -68,6 +72,7 @@ def prepare(
         shard_tokens=shard_tokens,
         max_tokens=max_tokens,
         on_error=on_error,
+        text_column=text_column,
     )
 
 
@@ -80,6 +85,14 @@ def inspect(
     from seqmesh.tools import inspect_set
 
     inspect_set.run(folder=folder, show=show)
+
+
+@app.command()
+def verify(folder: Annotated[Path, typer.Argument(help="A shard set.")]) -> None:
+    """Read a whole shard set and list everything in it that is not as it should be."""
+    from seqmesh.tools import verify as command
+
+    command.run(folder=folder)
 
 
 @app.command()
@@ -131,7 +144,7 @@ def report(run: Annotated[Path, typer.Argument(help="The run folder of a trainin
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="packer, loader, train or all.")],
+    name: Annotated[str, typer.Argument(help="packer, rings, loader, train or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: done within 40 seconds each.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the results to this file, too.")] = None,
     against: Annotated[str, typer.Option(help="Peers to compare with, separated by commas [default: all].")] = "",

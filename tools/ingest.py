@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from seqmesh.tools.documents import BadRecord, Document, Record
+from seqmesh.loader.manifest import FileEntry
 from seqmesh.tools.engines import Engine, Ids
+from seqmesh.tools.records import BadRecord, Cursor, Document, Record
 from seqmesh.tools.shard_writer import ShardWriter
 from seqmesh.tools.tokenizer import TokenizerFile
+
+BATCH_BYTES = 4 << 20  # of text; a larger document is a batch of its own
+BATCH_DOCUMENTS = 4096
+SAMPLE_CHARACTERS = 1 << 20  # of text, on which an engine is proved
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +37,7 @@ class Tally:
 
     def keep(self, document: Document, tokens: int) -> None:
         """Count one document that goes into the set."""
+        self.documents_in += 1
         self.documents_out += 1
         self.tokens += tokens
         self.text_bytes += document.size
@@ -51,41 +58,66 @@ class Tally:
 
 @dataclass(slots=True, kw_only=True)
 class Ingest:
-    """Where documents go, and what has gone there so far."""
+    """Where documents go, and what has gone there so far.
+
+    `on_shard` hears of every shard that is full: its entry, and where the first document of the next one begins. The
+    tally and the quarantine then stand exactly at that place, so that a later run may begin there.
+    """
 
     tokenizer: TokenizerFile
     engine: Engine
     writer: ShardWriter
+    refuse: Callable[[BadRecord], None]
+    on_shard: Callable[[FileEntry, Cursor], None]
     tally: Tally = field(default_factory=Tally)
 
-    def add(self, batch: Sequence[Record], *, refuse: Callable[[BadRecord], None], max_tokens: int | None) -> bool:
+    def add(self, batch: Sequence[Record], *, max_tokens: int | None) -> bool:
         """Count and write the records of a batch, in order; bad ones go to `refuse`.
 
         Returns True with the document that reaches `max_tokens`; the records after it do not count as read, so
         that the outcome does not depend on the size of batches.
         """
-        encoded = iter(self.engine.encode([record.text for record in batch if _has_text(record)]))
-        kept: list[Document] = []
-        parts: list[Ids] = []
-        full = False
-        for record in batch:
-            self.tally.documents_in += 1
-            if isinstance(record, BadRecord):
-                refuse(record)
-                self.tally.refused += 1
-            elif _has_text(record) and (ids := next(encoded)).size:
-                kept.append(record)
-                parts.append(ids)
-                self.tally.keep(record, ids.size + (self.tokenizer.eod_id is not None))
-                full = max_tokens is not None and self.tally.tokens >= max_tokens
-                if full:
-                    break
-            else:
-                self.tally.empty += 1
-        self._write(kept, parts)
-        return full
+        encoded = self._encoded(batch)
+        end_tokens = int(self.tokenizer.eod_id is not None)
+        sizes = [ids.size + end_tokens for ids in encoded if ids is not None]
+        cuts = set(self.writer.cuts(np.array(sizes, np.int64)))
+        pending: list[tuple[Document, Ids]] = []
+        number = 0  # of the next document among those of the batch that are kept
+        for record, ids in zip(batch, encoded, strict=True):
+            if isinstance(record, BadRecord) or ids is None:
+                self._leave_out(record)
+                continue
+            if number in cuts:
+                self._write(pending)
+                pending = []
+                self.on_shard(self.writer.end_shard(), record.place.cursor)
+            pending.append((record, ids))
+            self.tally.keep(record, sizes[number])
+            number += 1
+            if max_tokens is not None and self.tally.tokens >= max_tokens:
+                break
+        self._write(pending)
+        return max_tokens is not None and self.tally.tokens >= max_tokens
 
-    def _write(self, documents: Sequence[Document], parts: Sequence[Ids]) -> None:
+    def _encoded(self, batch: Sequence[Record]) -> list[Ids | None]:
+        """The ids of each record, None where it has no text or gives no token."""
+        texts = {i: record.text for i, record in enumerate(batch) if _has_text(record)}
+        ids: list[Ids | None] = [None] * len(batch)
+        for i, array in zip(texts, self.engine.encode(list(texts.values())), strict=True):
+            ids[i] = array if array.size else None
+        return ids
+
+    def _leave_out(self, record: Record) -> None:
+        self.tally.documents_in += 1
+        if isinstance(record, BadRecord):
+            self.refuse(record)
+            self.tally.refused += 1
+        else:
+            self.tally.empty += 1
+
+    def _write(self, pending: Sequence[tuple[Document, Ids]]) -> None:
+        documents = [document for document, _ in pending]
+        parts = [ids for _, ids in pending]
         lengths = np.fromiter(map(len, parts), np.int64, len(parts))
         ids = np.concatenate(parts) if parts else np.zeros(0, np.uint32)
         _refuse_reserved(ids, lengths, documents, self.tokenizer)
@@ -94,6 +126,27 @@ class Ingest:
             lengths = lengths + 1
         names = [document.doc_id for document in documents]
         self.writer.add(ids, lengths=lengths, doc_ids=names, sources=[document.source for document in documents])
+
+
+def batched(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """The records in batches of about BATCH_BYTES, each for one call of `Ingest.add`."""
+    batch: list[Record] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        size += record.size
+        if size >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def sample(batch: Sequence[Record]) -> list[str]:
+    """Texts from the start of the input, SAMPLE_CHARACTERS in all, the last one cut."""
+    texts = [record.text for record in batch if isinstance(record, Document)]
+    rooms = (SAMPLE_CHARACTERS - used for used in itertools.accumulate(map(len, texts), initial=0))
+    return [text[:room] for text, room in zip(texts, rooms, strict=False) if room > 0]
 
 
 def _has_text(record: Record) -> TypeGuard[Document]:

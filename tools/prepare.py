@@ -4,31 +4,42 @@ The set's bytes depend on the inputs and the options that change tokens or shard
 not matter. Memory is bounded by one batch of text and one shard. A text of white space only, or one that gives no
 token, is empty: it is counted and left out. documents_in = documents_out + empty + refused.
 
-Not done here: resuming an interrupted run (it starts over), several processes, Parquet inputs.
+A run that ends early, in whatever way, leaves its finished shards and a journal of them. The same command then goes on
+after the last of them, also in the middle of an input file, and ends with the same bytes.
+
+Not done here: several processes.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+import xxhash
 from rich.console import Console
 
-from seqmesh.loader.files import atomic_path, atomic_write
-from seqmesh.loader.manifest import MANIFEST_NAME, read_manifest
-from seqmesh.tools.documents import BadRecord, Document, InputFile, Record, find_files, read_records
+from seqmesh.loader.files import atomic_write
+from seqmesh.loader.manifest import FileEntry
+from seqmesh.tools import journal
+from seqmesh.tools.claim import TOKENIZER_NAME, claimed
+from seqmesh.tools.documents import TEXT_COLUMN, read_records
 from seqmesh.tools.engines import ENGINES, EngineName, choose_engine
-from seqmesh.tools.ingest import Ingest, Tally
+from seqmesh.tools.ingest import Ingest, Tally, batched, sample
+from seqmesh.tools.inputs import InputFile, find_files
+from seqmesh.tools.journal import Header, Mark, Recipe
 from seqmesh.tools.prepare_report import PrepareReport, Progress, print_report, progress_display
+from seqmesh.tools.quarantine import OnError, Refusals, refusals
+from seqmesh.tools.records import BadRecord, Cursor
+from seqmesh.tools.resume import Position, position_of, unfinished
 from seqmesh.tools.shard_writer import DEFAULT_SHARD_TOKENS, ShardWriter
 from seqmesh.tools.tokenizer import (
     AUTO,
+    END_OF_DOCUMENT,
+    NONE,
     TRAIN_BYTES,
     TokenizerFile,
     load_tokenizer,
@@ -37,21 +48,12 @@ from seqmesh.tools.tokenizer import (
     train_tokenizer,
 )
 
-TOKENIZER_NAME = "tokenizer.json"
-QUARANTINE_NAME = "quarantine.jsonl"
-BATCH_BYTES = 4 << 20  # of text; a larger document is a batch of its own
-BATCH_DOCUMENTS = 4096
-SAMPLE_CHARACTERS = 1 << 20  # of text, on which an engine is proved
-
-OnError = Literal["stop", "skip"]
-_OURS = re.compile(r"(shard-\d+\.arrow|lengths\.arrow|tokenizer\.json|quarantine\.jsonl)(\.tmp)?|manifest\.json\.tmp")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
     """What to read, how to cut it into tokens and where to put the set."""
 
-    inputs: tuple[str, ...]  # JSONL files or folders, local or URLs
+    inputs: tuple[str, ...]  # JSONL or Parquet files, or folders, local or URLs
     out: Path
     tokenizer: str  # path of a tokenizer.json, or train:VOCABULARY
     engine: EngineName = "auto"
@@ -59,10 +61,11 @@ class PrepareOptions:
     shard_tokens: int = DEFAULT_SHARD_TOKENS
     max_tokens: int | None = None  # end with the document that reaches this many
     on_error: OnError = "stop"
+    text_column: str = TEXT_COLUMN  # field or column that holds the text
 
     def __post_init__(self) -> None:
         if not self.inputs:
-            raise ValueError("no inputs: give at least one JSONL file or folder")
+            raise ValueError("no inputs: give at least one JSONL or Parquet file, or a folder")
         if self.engine not in ENGINES:
             raise ValueError(f"engine is {self.engine!r}: must be one of {', '.join(ENGINES)}")
         if self.on_error not in ("stop", "skip"):
@@ -86,45 +89,48 @@ def prepare(
 ) -> PrepareReport:
     """Make the set. `say` gets one-line notices, `progress` an update after every batch.
 
-    Raises ValueError or OSError with a sentence for the user; the output folder then has no manifest.
+    Raises ValueError or OSError with a sentence for the user; the output folder then has no manifest, and the same
+    command goes on from its last finished shard.
     """
+    out = options.out
     files = find_files(options.inputs)
-    size = train_size(options.tokenizer)
-    if size is None:
-        tokenizer = load_tokenizer(Path(options.tokenizer), eod_token=options.eod_token)
-        claim_folder(options.out, fingerprint=tokenizer.fingerprint, say=say)
-    else:
-        claim_folder(options.out, fingerprint=None, say=say)
-        tokenizer = _trained(files, size, options, say)
-    started = time.perf_counter()
-    batches = _batches(read_records(files))
-    first = next(batches, [])
-    choice = choose_engine(tokenizer, _sample(first), options.engine)
-    say(f"engine: {choice.engine.name} ({choice.reason})")
-    writer = ShardWriter(
-        options.out,
-        vocab_size=tokenizer.vocab_size,
-        tokenizer=tokenizer.fingerprint,
-        eod_id=tokenizer.eod_id,
-        shard_tokens=options.shard_tokens,
-    )
-    ingest = Ingest(tokenizer=tokenizer, engine=choice.engine, writer=writer)
-    total_bytes = sum(file.size for file in files)
-    with writer, _refusals(options) as refuse:
-        for batch in itertools.chain([first], batches):
-            done = ingest.add(batch, refuse=refuse, max_tokens=options.max_tokens)
-            progress(_progress(ingest.tally, batch, total_bytes, options.max_tokens, started))
-            if done:
-                break
-        writer.counts.update(ingest.tally.counts())
-        atomic_write(options.out / TOKENIZER_NAME, tokenizer.data)
+    given = _given_tokenizer(options)
+    with claimed(out, fingerprint=given.fingerprint if given else None):
+        tokenizer, position = _begin(options, files, given, say)
+        started = time.perf_counter()
+        batches = batched(read_records(files, text_column=options.text_column, start=position.next))
+        first = next(batches, [])
+        choice = choose_engine(tokenizer, sample(first), options.engine)
+        say(f"engine: {choice.engine.name} ({choice.reason})")
+        writer = _writer(options, tokenizer, position)
+        tally, resumed_tokens = position.tally, position.tally.tokens
+        with refusals(out, options.on_error, start=position.quarantine) as refused:
+            ingest = Ingest(
+                tokenizer=tokenizer,
+                engine=choice.engine,
+                writer=writer,
+                refuse=refused.refuse,
+                on_shard=_recorder(out, writer, tally, refused),
+                tally=tally,
+            )
+            total_bytes = sum(file.size for file in files)
+            for batch in itertools.chain([first], batches):
+                done = ingest.add(batch, max_tokens=options.max_tokens)
+                read = batch[-1].place.position / total_bytes if batch and total_bytes else 0.0
+                progress(_progress(tally, read, options.max_tokens, started, resumed_tokens))
+                if done:
+                    break
+        writer.counts.update(tally.counts())
+        manifest = writer.finish()
+        journal.remove(out)
     return PrepareReport(
-        manifest=writer.finish(),
+        manifest=manifest,
         engine=choice.engine.name,
         engine_reason=choice.reason,
-        source_documents=dict(ingest.tally.source_documents),
-        source_tokens=dict(ingest.tally.source_tokens),
+        source_documents=dict(tally.source_documents),
+        source_tokens=dict(tally.source_tokens),
         seconds=time.perf_counter() - started,
+        resumed_tokens=resumed_tokens,
     )
 
 
@@ -138,6 +144,7 @@ def run(
     shard_tokens: int = DEFAULT_SHARD_TOKENS,
     max_tokens: int | None = None,
     on_error: OnError = "stop",
+    text_column: str = TEXT_COLUMN,
     console: Console | None = None,
 ) -> PrepareReport:
     """The whole command: prepare with progress on the console, then a table of what came out."""
@@ -150,6 +157,7 @@ def run(
         shard_tokens=shard_tokens,
         max_tokens=max_tokens,
         on_error=on_error,
+        text_column=text_column,
     )
     console = console or Console()
     with progress_display(console) as progress:
@@ -160,52 +168,76 @@ def run(
     return report
 
 
-def claim_folder(out: Path, *, fingerprint: str | None, say: Callable[[str], None]) -> None:
-    """Make `out` ours: created, or cleared of what an unfinished run left. Raises where anything else is in it.
-
-    `fingerprint` is the tokenizer's, None where it is still to be trained; a finished set's message compares it.
-    """
-    if out.exists() and not out.is_dir():
-        raise NotADirectoryError(f"{out} is a file: the output must be a folder")
-    if (out / MANIFEST_NAME).exists():
-        raise FileExistsError(_finished_message(out, fingerprint))
-    out.mkdir(parents=True, exist_ok=True)
-    names = sorted(path.name for path in out.iterdir())
-    if not names:
-        return
-    foreign = [name for name in names if not _OURS.fullmatch(name)]
-    if foreign or names == [TOKENIZER_NAME]:  # a tokenizer alone is somebody's: our runs write it after the shards
-        listed = ", ".join((foreign or names)[:5])
-        raise FileExistsError(f"{out} holds other files ({listed}): choose a new or empty folder")
-    say(f"{out} holds {len(names)} files of an unfinished run: starting over")
-    for name in names:
-        (out / name).unlink()
+def _given_tokenizer(options: PrepareOptions) -> TokenizerFile | None:
+    """The tokenizer that the options name, None where one is to be trained."""
+    if train_size(options.tokenizer) is not None:
+        return None
+    return load_tokenizer(Path(options.tokenizer), eod_token=options.eod_token)
 
 
-def _finished_message(out: Path, fingerprint: str | None) -> str:
-    existing = read_manifest(out)
-    known = {None: "", existing.tokenizer: ", made with the same tokenizer"}
-    compared = known.get(fingerprint, f", made with another tokenizer ({existing.tokenizer}, now {fingerprint})")
-    return (
-        f"{out} already holds a finished shard set of {existing.documents} documents{compared}: "
-        "delete the folder or choose another"
+def _begin(
+    options: PrepareOptions, files: Sequence[InputFile], given: TokenizerFile | None, say: Callable[[str], None]
+) -> tuple[TokenizerFile, Position]:
+    """Find out where to begin, and write down from what the set is made before anything of it is made."""
+    out = options.out
+    recipe = _recipe(options, files, given)
+    found = unfinished(out, recipe, options.on_error, say)
+    header, marks = found or (None, [])
+    tokenizer = given or _trained(files, options, header, say)
+    if header and marks and header.fingerprint != tokenizer.fingerprint:
+        raise ValueError(
+            f"{out / TOKENIZER_NAME}, which the shards in {out} were made with, is lost, and training does not give it "
+            "again: put it back, or delete the folder to start over"
+        )
+    position = position_of(out, marks, say)
+    if position.marks:
+        where = _where(files, position.next)
+        say(f"continuing after {len(position.marks)} shards of {position.tally.tokens:,} tokens, at {where}")
+    journal.begin(out, Header(recipe=recipe, fingerprint=tokenizer.fingerprint), position.marks)
+    atomic_write(out / TOKENIZER_NAME, tokenizer.data)
+    return tokenizer, position
+
+
+def _recipe(options: PrepareOptions, files: Sequence[InputFile], given: TokenizerFile | None) -> Recipe:
+    trained_end = {AUTO: END_OF_DOCUMENT, NONE: None}.get(options.eod_token, options.eod_token)
+    return Recipe(
+        tokenizer=xxhash.xxh3_128_hexdigest(given.data) if given else options.tokenizer,
+        eod_token=given.eod_token if given else trained_end,
+        shard_tokens=options.shard_tokens,
+        max_tokens=options.max_tokens,
+        text_column=options.text_column,
+        inputs=journal.input_marks(files),
     )
 
 
+def _where(files: Sequence[InputFile], cursor: Cursor) -> str:
+    file = files[cursor.file]
+    return f"{file.shown}, {'row' if file.kind == 'parquet' else 'line'} {cursor.record + (file.kind != 'parquet')}"
+
+
 def _trained(
-    files: Sequence[InputFile], size: int, options: PrepareOptions, say: Callable[[str], None]
+    files: Sequence[InputFile], options: PrepareOptions, header: Header | None, say: Callable[[str], None]
 ) -> TokenizerFile:
+    """The tokenizer that an unfinished run had trained, where it is still whole; else a new one."""
+    saved = options.out / TOKENIZER_NAME
+    if header and saved.is_file():
+        with suppress(ValueError):  # damaged
+            tokenizer = load_tokenizer(saved, eod_token=options.eod_token)
+            if tokenizer.fingerprint == header.fingerprint:
+                return tokenizer
+    size = train_size(options.tokenizer)
+    assert size is not None
     say(f"training a tokenizer of {size} entries on the first {TRAIN_BYTES >> 20} MiB of text")
-    data = train_tokenizer(_training_texts(files, options.on_error), size)
+    data = train_tokenizer(_training_texts(files, options), size)
     return parse_tokenizer(data, name="the trained tokenizer", eod_token=options.eod_token)
 
 
-def _training_texts(files: Sequence[InputFile], on_error: OnError) -> Iterator[str]:
+def _training_texts(files: Sequence[InputFile], options: PrepareOptions) -> Iterator[str]:
     """Texts in input order until TRAIN_BYTES are reached."""
     used = 0
-    for record in read_records(files):
+    for record in read_records(files, text_column=options.text_column):
         if isinstance(record, BadRecord):
-            if on_error == "stop":
+            if options.on_error == "stop":
                 raise ValueError(record.sentence())
             continue
         yield record.text
@@ -214,52 +246,45 @@ def _training_texts(files: Sequence[InputFile], on_error: OnError) -> Iterator[s
             return
 
 
-def _batches(records: Iterator[Record]) -> Iterator[list[Record]]:
-    batch: list[Record] = []
-    size = 0
-    for record in records:
-        batch.append(record)
-        size += record.size
-        if size >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _writer(options: PrepareOptions, tokenizer: TokenizerFile, position: Position) -> ShardWriter:
+    return ShardWriter(
+        options.out,
+        vocab_size=tokenizer.vocab_size,
+        tokenizer=tokenizer.fingerprint,
+        eod_id=tokenizer.eod_id,
+        shard_tokens=options.shard_tokens,
+        finished=position.finished,
+    )
 
 
-def _sample(batch: Sequence[Record]) -> list[str]:
-    """Texts from the start of the input, SAMPLE_CHARACTERS in all, the last one cut."""
-    texts = [record.text for record in batch if isinstance(record, Document)]
-    rooms = (SAMPLE_CHARACTERS - used for used in itertools.accumulate(map(len, texts), initial=0))
-    return [text[:room] for text, room in zip(texts, rooms, strict=False) if room > 0]
+def _recorder(out: Path, writer: ShardWriter, tally: Tally, refused: Refusals) -> Callable[[FileEntry, Cursor], None]:
+    """What to do with every finished shard: record it, once all that the record speaks of is on the disk."""
+    known = len(writer.sources)
+
+    def record(shard: FileEntry, next: Cursor) -> None:
+        nonlocal known
+        mark = Mark(
+            shard=shard,
+            next=next,
+            documents_in=tally.documents_in,
+            empty=tally.empty,
+            refused=tally.refused,
+            text_bytes=tally.text_bytes,
+            quarantine=refused.sync(),
+            sources=writer.sources[known:],
+        )
+        known = len(writer.sources)
+        journal.append(out, mark)
+
+    return record
 
 
-@contextmanager
-def _refusals(options: PrepareOptions) -> Iterator[Callable[[BadRecord], None]]:
-    """What to do with a bad record: stop, or put it into the quarantine file, which appears when the run succeeds."""
-    if options.on_error == "stop":
-        yield _stop
-        return
-    with atomic_path(options.out / QUARANTINE_NAME) as path, path.open("w", encoding="utf-8") as file:
-
-        def refuse(record: BadRecord) -> None:
-            file.write(record.as_json() + "\n")
-
-        yield refuse
-
-
-def _stop(record: BadRecord) -> None:
-    raise ValueError(f"{record.sentence()}. Mend it, or skip bad records with on-error skip")
-
-
-def _progress(
-    tally: Tally, batch: Sequence[Record], total_bytes: int, max_tokens: int | None, started: float
-) -> Progress:
-    read = batch[-1].position / total_bytes if batch and total_bytes else 0.0
+def _progress(tally: Tally, read: float, max_tokens: int | None, started: float, resumed_tokens: int) -> Progress:
     limit = tally.tokens / max_tokens if max_tokens else 0.0
     return Progress(
         documents=tally.documents_in,
         tokens=tally.tokens,
         fraction=min(max(read, limit), 1.0),
         seconds=time.perf_counter() - started,
+        resumed_tokens=resumed_tokens,
     )

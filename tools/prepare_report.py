@@ -26,11 +26,15 @@ class Progress:
     tokens: int
     fraction: float
     seconds: float  # since reading began, without training
+    resumed_tokens: int = 0  # of `tokens`, those that an interrupted run had made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareReport:
-    """What a run did. `seconds` is the time spent on reading, tokenising and writing, without training."""
+    """What a run did. `seconds` is the time spent on reading, tokenising and writing, without training.
+
+    `resumed_tokens` is how many of the set's tokens an interrupted run had made, in which time is not known.
+    """
 
     manifest: Manifest
     engine: str
@@ -38,6 +42,7 @@ class PrepareReport:
     source_documents: dict[str, int]
     source_tokens: dict[str, int]
     seconds: float
+    resumed_tokens: int = 0
 
 
 @contextmanager
@@ -56,7 +61,7 @@ def progress_display(console: Console) -> Iterator[Callable[[Progress], None]]:
         task = bar.add_task("", total=None, documents=0, tokens=0, rate="")
 
         def show(update: Progress) -> None:
-            rate = _rate(update.tokens, update.seconds)
+            rate = _rate(update.tokens - update.resumed_tokens, update.seconds)
             total = 1.0 if update.fraction else None  # unknown sizes: a bar that only pulses
             bar.update(
                 task,
@@ -89,7 +94,9 @@ def print_report(console: Console, report: PrepareReport) -> None:
     table.add_row("vocabulary", f"{manifest.vocab_size:,} ({manifest.token_dtype})")
     table.add_row("shards", f"{len(manifest.shards):,} ({sum(shard.bytes for shard in manifest.shards):,} bytes)")
     table.add_row("engine", report.engine)
-    table.add_row("time", f"{report.seconds:.1f} s, {_rate(manifest.tokens, report.seconds)}")
+    if report.resumed_tokens:
+        table.add_row("tokens found finished", f"{report.resumed_tokens:,}")
+    table.add_row("time", f"{report.seconds:.1f} s, {_rate(manifest.tokens - report.resumed_tokens, report.seconds)}")
     console.print(table)
 
 
@@ -102,7 +109,7 @@ def _line_printer(console: Console) -> Callable[[Progress], None]:
         if now - last >= QUIET_SECONDS:
             last = now
             share = f", {update.fraction:.0%}" if update.fraction else ""
-            rate = _rate(update.tokens, update.seconds)
+            rate = _rate(update.tokens - update.resumed_tokens, update.seconds)
             line = f"{update.documents:,} documents, {update.tokens:,} tokens, {rate}{share}"
             console.print(line, markup=False, highlight=False)
 

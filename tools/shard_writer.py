@@ -5,12 +5,15 @@ narrowed to 16 or 32 bits. A shard ends before the document that would take it p
 depend on the documents and the budget only, never on how many documents each call brings. A file appears under its
 final name when it is whole, and the manifest comes last: a folder without a manifest is not a set.
 
-Not done here: tokenising, dropping empty documents (they are refused), resuming an interrupted write.
+A writer holds nothing at the end of a shard but what `Finished` says, so an interrupted set is continued at any shard.
+Not done here: tokenising, dropping empty documents (they are refused), knowing where an interrupted run stopped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -34,6 +37,15 @@ def shard_name(index: int) -> str:
     return f"shard-{index:05d}.arrow"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The shards of a set that is to be continued: their entries, their documents' lengths, the sources in order."""
+
+    shards: tuple[FileEntry, ...] = ()
+    lengths: tuple[Int64Array, ...] = ()  # one array a shard
+    sources: tuple[str, ...] = ()
+
+
 class ShardWriter:
     """Collects documents and writes a shard whenever `shard_tokens` are reached.
 
@@ -50,13 +62,14 @@ class ShardWriter:
         vocab_size: int,
         tokenizer: str,
         eod_id: int | None,
-        sources: Sequence[str] = (),
         shard_tokens: int = DEFAULT_SHARD_TOKENS,
+        finished: Finished | None = None,
     ) -> None:
         if shard_tokens < 1:
             raise ValueError(f"shard_tokens is {shard_tokens}: must be at least 1")
         if eod_id is not None and not 0 <= eod_id < vocab_size:
             raise ValueError(f"eod_id is {eod_id}: not in a vocabulary of {vocab_size}")
+        finished = finished or Finished()
         if (folder / MANIFEST_NAME).exists():
             raise FileExistsError(f"{folder} already holds a finished shard set: choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,10 +80,10 @@ class ShardWriter:
         self._tokenizer = tokenizer
         self._eod_id = eod_id
         self._shard_tokens = shard_tokens
-        self._sources = {name: index for index, name in enumerate(sources)}
-        self._shards: list[FileEntry] = []
-        self._lengths: list[Int64Array] = []  # of every document so far, for the index
-        self._documents = 0
+        self._sources = {name: index for index, name in enumerate(finished.sources)}
+        self._shards = list(finished.shards)
+        self._lengths = list(finished.lengths)  # of every document so far, for the index
+        self._documents = sum(map(len, finished.lengths))
         self._manifest: Manifest | None = None
         self._start_shard()
 
@@ -95,30 +108,57 @@ class ShardWriter:
         sizes = as_lengths(lengths)
         self._check(flat, sizes, doc_ids, sources)
         codes = self._source_codes(sources)
-        ends = np.cumsum(sizes)
+        starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
         narrow: IdArray = flat.astype(self._dtype)
-        first = 0
+        for number, (first, last) in enumerate(pairwise((0, *self.cuts(sizes), len(sizes)))):
+            if number:
+                self.end_shard()
+            if first == last:
+                continue
+            self._ids.append(narrow[starts[first] : starts[last]])
+            self._sizes.append(sizes[first:last])
+            self._doc_ids.extend(doc_ids[first:last])
+            self._codes.append(codes[first:last])
+            self._pending_tokens += int(starts[last] - starts[first])
+            self._documents += last - first
+
+    def cuts(self, sizes: Int64Array) -> list[int]:
+        """Where documents of these sizes, added now, would be cut: the numbers of those that begin a new shard.
+
+        A shard takes documents up to its budget. A document larger than that is a shard of its own.
+        """
+        ends = np.cumsum(sizes)
+        found: list[int] = []
+        first, pending = 0, self._pending_tokens
         while first < len(sizes):
             done = int(ends[first - 1]) if first else 0
-            last = int(np.searchsorted(ends, done + self._shard_tokens - self._pending_tokens, side="right"))
-            if last == first and self._pending_tokens == 0:
-                last = first + 1  # larger than the budget: a shard of its own
-            if last > first:
-                self._ids.append(narrow[done : ends[last - 1]])
-                self._sizes.append(sizes[first:last])
-                self._doc_ids.extend(doc_ids[first:last])
-                self._codes.append(codes[first:last])
-                self._pending_tokens += int(ends[last - 1]) - done
-                self._documents += last - first
-            first = last
-            if first < len(sizes):
-                self._end_shard()
+            last = int(np.searchsorted(ends, done + self._shard_tokens - pending, side="right"))
+            if last == first and pending == 0:
+                last = first + 1
+            if last < len(sizes):
+                found.append(last)
+            first, pending = last, 0
+        return found
+
+    def end_shard(self) -> FileEntry:
+        """Write the documents that are pending as a shard, whether or not it is full."""
+        sizes = _join(self._sizes, np.int64)
+        batch = _shard_batch(_join(self._ids, self._dtype), sizes, self._doc_ids, _join(self._codes, np.uint16))
+        self._shards.append(_write(self._folder / shard_name(len(self._shards)), batch, int(sizes.sum())))
+        self._lengths.append(sizes)
+        self._start_shard()
+        return self._shards[-1]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the sources so far, in order of appearance."""
+        return tuple(self._sources)
 
     def finish(self) -> Manifest:
         """Write what is pending, the lengths index and the manifest. A second call only returns the manifest."""
         if self._manifest is None:
             if self._sizes or not self._shards:  # a set without documents has one shard without rows
-                self._end_shard()
+                self.end_shard()
             sizes = _join(self._lengths, np.int64)
             lengths = _write(self._folder / LENGTHS_NAME, _lengths_batch(sizes), int(sizes.sum()))
             counts = {**self.counts, "documents_out": lengths.rows, "tokens_out": lengths.tokens}
@@ -141,13 +181,6 @@ class ShardWriter:
         self._sizes: list[Int64Array] = []
         self._doc_ids: list[str] = []
         self._codes: list[npt.NDArray[np.uint16]] = []
-
-    def _end_shard(self) -> None:
-        sizes = _join(self._sizes, np.int64)
-        batch = _shard_batch(_join(self._ids, self._dtype), sizes, self._doc_ids, _join(self._codes, np.uint16))
-        self._shards.append(_write(self._folder / shard_name(len(self._shards)), batch, int(sizes.sum())))
-        self._lengths.append(sizes)
-        self._start_shard()
 
     def _check(self, flat: IdArray, sizes: Int64Array, doc_ids: Sequence[str], sources: Sequence[str]) -> None:
         if flat.ndim != 1 or (flat.size and flat.dtype.kind not in "iu"):

@@ -6,14 +6,17 @@ import bz2
 import gzip
 import json
 import lzma
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
 import pyarrow as pa
 import pytest
 
-from seqmesh.tools.documents import BadRecord, Document, find_files, read_records
+from seqmesh.tools.documents import BOM, read_records
+from seqmesh.tools.inputs import find_files
+from seqmesh.tools.records import BadRecord, Cursor, Document, Record
 
 
 def documents(*inputs: str | Path) -> list[Document]:
@@ -76,7 +79,7 @@ def test_compressed_files_are_read_and_cut_ones_refused(tmp_path: Path, suffix: 
     found = documents(path)
     assert len(found) == 500
     assert found[0].source == "in"
-    assert found[-1].position == len(data)
+    assert found[-1].place.position == len(data)
     path.write_bytes(data[: len(data) - 20])
     with pytest.raises(ValueError, match=rf"cannot read .*{suffix} after line \d+"):
         documents(path)
@@ -127,7 +130,7 @@ def test_bad_lines_say_where_and_why(tmp_path: Path, line: bytes, reason: str) -
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"\n" + line)
     bad = only_bad(path)
-    assert (bad.line, bad.offset, bad.size) == (2, 1, len(line))
+    assert (bad.place.number, bad.place.offset, bad.size) == (2, 1, len(line))
     assert reason in bad.reason
     assert f"{path}, line 2 (byte offset 1)" in bad.sentence()
     assert json.loads(bad.as_json())["reason"] == bad.reason
@@ -138,6 +141,72 @@ def test_a_file_in_a_folder_that_is_not_utf8_is_a_bad_record(tmp_path: Path) -> 
     assert "invalid UTF-8 at byte 0" in only_bad(tmp_path).reason
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
+def test_reading_from_the_beginning_of_any_record_gives_the_rest(tmp_path: Path, suffix: str) -> None:
+    packers: dict[str, Callable[[bytes], bytes]] = {
+        "": bytes,
+        ".gz": gzip.compress,
+        ".bz2": bz2.compress,
+        ".xz": lzma.compress,
+        ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
+    }
+    pack = packers[suffix]
+    lines = (
+        BOM
+        + jsonl({"text": "one"})
+        + b"\n \r\nnot json\n"
+        + jsonl({"text": "zwölf"}, {"text": ""})
+        + b'{"text": "end"}'
+    )
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(pack(lines))
+    (tmp_path / "folder").mkdir()
+    for name in ("1.txt", "2.txt"):
+        (tmp_path / "folder" / name).write_text(name)
+    (tmp_path / "folder" / f"b.jsonl{suffix}").write_bytes(pack(lines))
+    files = find_files([str(tmp_path / f"a.jsonl{suffix}"), str(tmp_path / "folder")])
+    records = list(read_records(files))
+    assert len(records) == 12
+    for number, record in enumerate(records):
+        assert [shown(rest) for rest in read_records(files, start=record.place.cursor)] == [
+            shown(rest) for rest in records[number:]
+        ]
+
+
+def shown(record: Record) -> tuple[str, ...]:
+    """A record without the file's progress, which compressed files report a buffer at a time."""
+    if isinstance(record, BadRecord):
+        return (record.sentence(), record.as_json())
+    return (record.doc_id, record.text, record.source, str(record.place))
+
+
+def test_a_compressed_file_that_ends_before_the_place_to_begin_at_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(jsonl({"text": "one"})))
+    with pytest.raises(ValueError, match=r"cannot read .*a\.jsonl\.gz after line 7: the file ends 84 bytes before"):
+        list(read_records(find_files([str(path)]), start=Cursor(file=0, record=7, offset=100)))
+
+
+def test_another_field_may_hold_the_text(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl({"content": "a", "text": "b"}, {"text": "c"}))
+    good, bad = read_records(find_files([str(tmp_path / "a.jsonl")]), text_column="content")
+    assert isinstance(good, Document)
+    assert good.text == "a"
+    assert isinstance(bad, BadRecord)
+    assert bad.reason == "no field content"
+
+
+def test_a_file_that_is_written_again_is_told_by_its_version(tmp_path: Path, memory: fsspec.AbstractFileSystem) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(jsonl({"text": "a"}))
+    (before,) = find_files([str(path)])
+    os.utime(path, ns=(0, 1_000_000_001))
+    (after,) = find_files([str(path)])
+    assert (before.size, before.version) != (after.size, after.version) == (before.size, "1000000001")
+    memory.pipe("/a.jsonl", b"")
+    (remote,) = find_files(["memory://a.jsonl"])
+    assert remote.version == ""
+
+
 def test_inputs_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no such input: .*absent\.jsonl"):
         find_files([str(tmp_path / "absent.jsonl")])
@@ -146,5 +215,8 @@ def test_inputs_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot open nowhere://x"):
         find_files(["nowhere://x"])
     (tmp_path / "set.zip").write_bytes(b"PK")
+    (tmp_path / "a.parquet.gz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"a\.parquet\.gz: Parquet files are not read through \.gz"):
+        find_files([str(tmp_path / "a.parquet.gz")])
     with pytest.raises(ValueError, match=r"set\.zip: files that end in \.zip are not read"):
         find_files([str(tmp_path / "set.zip")])

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from seqmesh.loader.manifest import MANIFEST_NAME, read_manifest
+from seqmesh.tools import ingest as ingest_module
 from seqmesh.tools import prepare as prepare_module
 from seqmesh.tools.prepare import PrepareOptions, prepare, run
 from seqmesh.tools.prepare_report import PrepareReport, Progress
@@ -84,7 +85,7 @@ def test_without_an_end_token_none_is_added(jsonl: Path, tmp_path: Path, tokeniz
 def test_max_tokens_ends_with_the_document_that_reaches_it(
     jsonl: Path, tmp_path: Path, tokenizer_path: Path, batch_documents: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_module, "BATCH_DOCUMENTS", batch_documents)
+    monkeypatch.setattr(ingest_module, "BATCH_DOCUMENTS", batch_documents)
     lines = jsonl.read_text().splitlines(keepends=True)
     jsonl.write_text("".join([*lines[:2], '{"text": ""}\n', *lines[2:6], "not json\n"]))
     lengths = [len(row) for row in read_ids(prepared_folder(jsonl, tmp_path / "all", tokenizer_path))]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from seqmesh.loader.files import checksum
 from seqmesh.loader.manifest import LENGTHS_NAME, MANIFEST_NAME, read_manifest
-from seqmesh.tools.shard_writer import ShardWriter, write_shards
+from seqmesh.tools.shard_writer import Finished, ShardWriter, write_shards
 
 documents = st.lists(st.lists(st.integers(0, 69_999), min_size=1, max_size=12), max_size=20)
 
@@ -69,6 +69,34 @@ def test_shards_do_not_depend_on_how_documents_arrive(tmp_path: Path) -> None:
     assert [shard.rows for shard in read_manifest(tmp_path / "one").shards] == [1, 2, 1, 1, 3]
     for name in files:
         assert (tmp_path / "bulk" / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("shards", [1, 3, 5])
+def test_a_set_is_continued_after_any_shard(tmp_path: Path, shards: int) -> None:
+    lengths = [3, 9, 1, 1, 25, 4, 4, 2]
+    arrays = [np.arange(length) for length in lengths]
+    sources = ["a", "b", "a", "a", "c", "c", "a", "d"]
+    whole = write_shards(tmp_path / "whole", arrays, sources=sources, shard_tokens=10)
+    first = sum(shard.rows for shard in whole.shards[:shards])
+    rest = tmp_path / "rest"
+    rest.mkdir()
+    for shard in whole.shards[:shards]:
+        (rest / shard.file).write_bytes((tmp_path / "whole" / shard.file).read_bytes())
+    finished = Finished(
+        shards=whole.shards[:shards],
+        lengths=(np.array(lengths[:first]),),
+        sources=tuple(dict.fromkeys(sources[:first])),
+    )
+    with ShardWriter(
+        rest, vocab_size=1 << 16, tokenizer="none", eod_id=None, shard_tokens=10, finished=finished
+    ) as writer:
+        writer.counts.update(whole.counts)
+        names = [str(number) for number in range(first, len(lengths))]
+        flat = np.concatenate([*arrays[first:], np.zeros(0, np.int64)])
+        writer.add(flat, lengths=lengths[first:], doc_ids=names, sources=sources[first:])
+    assert {path.name: path.read_bytes() for path in rest.iterdir()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()
+    }
 
 
 def test_a_set_without_documents_has_one_shard_without_rows(tmp_path: Path) -> None:
