@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from seqmesh.loader.batch import ARRAYS, SCALARS, NumpyBatch, PackedBatch
 from seqmesh.loader.errors import WireError
 
-PROTOCOL = 2
+PROTOCOL = 1
 MAX_HEADER_BYTES = 1 << 16
 MAX_ARRAY_BYTES = 1 << 31
 MAX_ITEMS = 1 << 10  # of any map or list in a header
