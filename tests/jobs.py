@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,24 @@ def write_job(folder: Path, data: Path, **changes: Any) -> Path:
     return folder / "job.yaml"
 
 
-def start(job: Path, *overrides: str, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
-    """before: called in the new process, before the command."""
+@contextmanager
+def start(job: Path, *overrides: str, before: Callable[[], None] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """The running job; killed at the end of the block if it still runs. before: called in the new process, before the
+    command."""
     command = [sys.executable, "-m", "seqmesh.tools.cli", "train", str(job), *overrides]
-    return subprocess.Popen(
+    with subprocess.Popen(
         command,
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         preexec_fn=before,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def finish(job: Path, *overrides: str) -> str:

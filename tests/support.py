@@ -1,6 +1,8 @@
 """What tests of several rooms share: small shard sets and ways to walk a loader."""
 
+import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,15 @@ def settings_for(data: Path, **changes: Any) -> LoaderSettings:
     """Small steps over one epoch."""
     defaults: dict[str, Any] = {"data": str(data), "tokens_per_step": 128, "capacity": 64, "epochs": 1}
     return LoaderSettings(**defaults | changes)
+
+
+@contextmanager
+def killed_after(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """Kill a process at the end of the block, however it ends: a test that fails must not wait for it."""
+    try:
+        yield
+    finally:
+        process.kill()
 
 
 def walk(feed: Feed, rank: int, position: Position | None = None) -> Iterator[tuple[Position, NumpyBatch]]:

@@ -122,7 +122,8 @@ def test_batches_that_were_under_way_are_counted_in_the_log(settings: LoaderSett
 
 # A training script that never comes to an orderly `close`.
 OWNER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it, which is inherited
 from seqmesh.loader import Loader, LoaderSettings
 loader = Loader(LoaderSettings.from_json(sys.argv[1]), rank=0, credit_bytes=500)
 print(loader._process.pid, flush=True)
@@ -156,7 +157,10 @@ def test_an_owner_that_ends_without_closing_takes_its_loader_with_it(
         loader = int(owner.stdout.readline())
         if number:
             owner.send_signal(number)
-        assert owner.wait(SECONDS) == code
+        try:
+            assert owner.wait(SECONDS) == code
+        finally:
+            owner.kill()
         wait_until(lambda: not is_running(loader) and not list(tmp_path.iterdir()), EXIT_SECONDS)
         owner.stdout.close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from seqmesh.loader.embedded import Loader
-from tests.support import make_set
+from tests.support import killed_after, make_set
 
 COMMANDS = ["prepare", "inspect", "verify", "serve", "train", "report", "bench", "demo"]
 
@@ -84,7 +84,10 @@ def test_serve_serves_until_it_is_told_to_stop(tmp_path: Path, number: signal.Si
     arguments = ["serve", str(data), "--tokens-per-step", "32", "--capacity", "16", "--epochs", "1"]
     environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "seqmesh.tools.cli", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process,
+        killed_after(process),
+    ):
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith(f"serving {data} for rank 0 at ipc://{runtime}/seqmesh-")
@@ -103,7 +106,8 @@ def test_serve_does_not_take_a_socket_from_another(tmp_path: Path) -> None:
     data = make_set(tmp_path / "set", [5])
     arguments = ["serve", str(data), "--tokens-per-step", "8", "--capacity", "8", "--endpoint", f"ipc://{tmp_path}/s"]
     command = [sys.executable, "-m", "seqmesh.tools.cli", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}) as first:
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as first, killed_after(first):
         assert first.stdout is not None
         first.stdout.readline()
         second = seqmesh(*arguments)
