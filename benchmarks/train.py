@@ -107,7 +107,7 @@ def train(config: Path, output: Path) -> None:
         ).returncode
     if code != 0:
         raise RuntimeError(
-            f"the training job ended with exit code {code}:\n{output.read_text(errors='replace')[-2000:]}"
+            f"the training job ended with exit code {code}:\n{output.read_text(errors='replace')[-LAST_WORDS:]}"
         )
 
 

@@ -103,15 +103,13 @@ def read_document(folder: Path, index: int) -> StoredDocument:
 
 def decoded(folder: Path, document: StoredDocument) -> str:
     """Its text, by the set's own tokenizer.json. Raises where that file is missing or not the one recorded."""
-    from seqmesh.tools.tokenizer import NONE, decode, load_tokenizer  # slow to import, and rarely needed
+    from seqmesh.tools.tokenizer import decode, load_recorded  # slow to import, and rarely needed
 
     manifest = read_manifest(folder)
     path = folder / TOKENIZER_NAME
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no {TOKENIZER_NAME}: its documents cannot be shown as text")
-    file = load_tokenizer(path, eod_token=NONE)
-    if manifest.eod_id is not None:
-        file = load_tokenizer(path, eod_token=file.tokenizer.id_to_token(manifest.eod_id) or NONE)
+    file = load_recorded(path, manifest.eod_id)
     if file.fingerprint != manifest.tokenizer:
         raise ValueError(f"{path} is not the tokenizer of this set: its fingerprint is {file.fingerprint}")
     return decode(file, document.ids)

@@ -60,6 +60,14 @@ def load_tokenizer(path: Path, *, eod_token: str = AUTO) -> TokenizerFile:
     return parse_tokenizer(path.read_bytes(), name=str(path), eod_token=eod_token)
 
 
+def load_recorded(path: Path, eod_id: int | None) -> TokenizerFile:
+    """A set's own tokenizer.json, with the end of document of its manifest. Raises what `load_tokenizer` raises."""
+    file = load_tokenizer(path, eod_token=NONE)
+    if eod_id is None:
+        return file
+    return load_tokenizer(path, eod_token=file.tokenizer.id_to_token(eod_id) or NONE)
+
+
 def parse_tokenizer(data: bytes, *, name: str = "tokenizer.json", eod_token: str = AUTO) -> TokenizerFile:
     """Set up the tokenizer in these bytes. `eod_token` is a special token of it, `auto` or `none`.
 

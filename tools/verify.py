@@ -174,12 +174,10 @@ def _companion_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
 
 
 def _tokenizer_problem(path: Path, manifest: Manifest) -> str | None:
-    from seqmesh.tools.tokenizer import NONE, load_tokenizer  # slow to import
+    from seqmesh.tools.tokenizer import load_recorded  # slow to import
 
     try:
-        file = load_tokenizer(path, eod_token=NONE)
-        if manifest.eod_id is not None:
-            file = load_tokenizer(path, eod_token=file.tokenizer.id_to_token(manifest.eod_id) or NONE)
+        file = load_recorded(path, manifest.eod_id)
     except ValueError as error:
         return str(error)
     if file.fingerprint != manifest.tokenizer:

@@ -8,6 +8,7 @@ takes part in the reduction with zeros.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -56,15 +57,14 @@ def accumulate(
 def layout_of(batch: PackedBatch[Tensor], traffic: Traffic) -> Layout:
     """The kernels' view of a batch: its segments, and which of them are pieces of rings."""
     sizes, members = batch.ring_sizes.tolist(), batch.ring_ranks.tolist()
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
     rings = tuple(
         Ring(
             segment=i,
-            ranks=tuple(members[starts[i] : starts[i] + size]),
+            ranks=tuple(members[end - size : end]),
             index=int(batch.ring_indices[i]),
             chunks=chunk_sizes(int(batch.document_lengths[i]), size),
         )
-        for i, size in enumerate(sizes)
+        for i, (size, end) in enumerate(zip(sizes, itertools.accumulate(sizes), strict=True))
         if size > 1
     )
     return Layout(batch.cu_seqlens, batch.max_seqlen, rings, traffic)
