@@ -1,218 +1,297 @@
-"""Bin packing: which documents share one micro-batch of at most `capacity` tokens.
+"""Bin packing: which documents share one row, or micro-batch, of at most `capacity` tokens.
 
-`pack(lengths, capacity)` gives each document a bin. Best-fit decreasing takes the documents from the longest to the
-shortest and puts each into the fullest bin that still holds it. Lengths are integers, so a counting sort replaces the
-comparison sort and bins are indexed by the room left in them: O(documents + capacity) with a small constant.
-It does not split, cut or drop a document; one that is longer than the capacity is refused.
+`pack(lengths, capacity)` gives each document a bin, by one of several methods. What is too long is refused unless a
+policy says otherwise, lengths may be padded to a multiple before they are packed, and bins may have more limits than
+their tokens. Nothing is lost without being counted. Only lengths are needed: no token is looked at or moved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isqrt
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from seqmesh.packer.jit import jit, trailing_zeros
+from seqmesh.packer.best_fit import MOST_DOCUMENTS, best_fit_decreasing
+from seqmesh.packer.bounds import fewest_bins
+from seqmesh.packer.concat import concat
+from seqmesh.packer.groups import by_first_piece, group, share_out
+from seqmesh.packer.in_order import first_fit, first_fit_decreasing, next_fit, order_keeping
 from seqmesh.packer.lengths import Int64Array, as_lengths, total
+from seqmesh.packer.overlong import Pieces, check_policy, fit, without_supervision
+from seqmesh.packer.permute import permutation, shuffle_key
+from seqmesh.packer.rules import Rules, make_rules
 
-WORD_BITS = 64
+LOOKAHEAD = 4096  # documents
+
+Method = Callable[[Int64Array, Rules], tuple[Int64Array, int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def best_fit_shuffled(sizes: Int64Array, rules: Rules) -> tuple[Int64Array, int]:
+    """Best-fit decreasing, the bins in an order drawn by the key: a bin's number says nothing about its lengths."""
+    bin_of, count = best_fit_decreasing(sizes, rules)
+    return permutation(count, rules.key)[bin_of], count
+
+
+WHOLE: dict[str, Method] = {
+    "best_fit_decreasing": best_fit_decreasing,
+    "best_fit_shuffled": best_fit_shuffled,
+    "first_fit": first_fit,
+    "first_fit_decreasing": first_fit_decreasing,
+    "next_fit": next_fit,
+    "order_keeping": order_keeping,
+}
+"""Methods that leave in one piece what a bin holds."""
+
+METHODS = (*WHOLE, "concat")
+BY_LENGTH = ("best_fit_decreasing", "best_fit_shuffled", "first_fit_decreasing")
+MOST_GROUPS = 8
+IN_ORDER = ("concat", "next_fit", "order_keeping")  # bins come in the order of their first pieces
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bins:
-    """A packing of N documents into B bins.
+    """A packing of P pieces into `count` bins. A piece is a whole document unless documents were cut or split.
 
-    bin_of [N]: the bin of each document. order [N], offsets [B + 1]: documents of bin b, in the order they were
-    placed, are order[offsets[b]:offsets[b + 1]]. All int64.
+    lengths [P]: tokens of each piece. bin_of [P]: its bin, −1 for a document that was dropped. order, offsets
+    [count + 1]: pieces of bin b are order[offsets[b]:offsets[b + 1]] (CSR), in the order in which they were met.
+    document [P], start [P]: the document of each piece and its first token there. All int64.
+
+    tokens: those in bins. cut_tokens: those in none. overlong: documents that were longer than a bin. unsupervised:
+    documents that lost all their supervised tokens (where it was said which those are).
     """
 
-    capacity: int
+    rules: Rules
+    multiple: int
+    count: int
+    lengths: Int64Array
     bin_of: Int64Array
-    order: Int64Array
-    offsets: Int64Array
     tokens: int
+    cut_tokens: int
+    overlong: Int64Array
+    unsupervised: Int64Array
+    sources: tuple[Int64Array, Int64Array] | None  # document and start, None where piece i is document i from its start
+    met: Int64Array | None  # packed pieces in the order in which they were met, None for all by index
 
     @property
-    def count(self) -> int:
-        return len(self.offsets) - 1
+    def capacity(self) -> int:
+        return self.rules.capacity
+
+    @cached_property
+    def document(self) -> Int64Array:
+        return self.sources[0] if self.sources else np.arange(len(self.lengths))
+
+    @cached_property
+    def start(self) -> Int64Array:
+        return self.sources[1] if self.sources else np.zeros(len(self.lengths), np.int64)
+
+    @cached_property
+    def _grouped(self) -> tuple[Int64Array, Int64Array]:
+        return group(self.bin_of, self.met, self.count)  # when asked for: many need the bins alone
+
+    @property
+    def order(self) -> Int64Array:
+        return self._grouped[0]
+
+    @property
+    def offsets(self) -> Int64Array:
+        return self._grouped[1]
+
+    def pieces(self, index: int) -> Int64Array:
+        """The pieces of one bin."""
+        return self.order[self.offsets[index] : self.offsets[index + 1]]
+
+    def documents(self, index: int) -> Int64Array:
+        """The documents of one bin, as often as it holds a piece of them."""
+        pieces = self.pieces(index)
+        return self.sources[0][pieces] if self.sources else pieces
 
     @property
     def fill(self) -> float:
-        """Tokens over room, 1.0 where every bin is full; 1.0 for no bins."""
+        """Tokens over room, 1.0 where every bin is full; 1.0 for no bins. Padding counts as empty."""
         return self.tokens / (self.count * self.capacity) if self.count else 1.0
 
-    def documents(self, index: int) -> Int64Array:
-        """The documents of one bin."""
-        return self.order[self.offsets[index] : self.offsets[index + 1]]
+    @cached_property
+    def bound(self) -> int:
+        """No packing of these pieces has fewer bins (see `fewest_bins`), before their number is made a multiple."""
+        sizes = padded(self.lengths, self.multiple)
+        return fewest_bins(sizes, self.rules) if self.met is None else fewest_bins(sizes[self.met], self.rules)
 
 
-def pack(lengths: npt.ArrayLike, capacity: int, *, method: str = "best_fit_decreasing") -> Bins:
-    """Pack documents into bins of `capacity` tokens.
+def pack(
+    lengths: npt.ArrayLike,
+    capacity: int,
+    *,
+    method: str = "best_fit_decreasing",
+    overlong: str = "error",
+    multiple: int = 1,
+    max_documents: int | None = None,
+    extra: npt.ArrayLike | None = None,
+    extra_capacity: int | None = None,
+    bins_multiple: int = 1,
+    lookahead: int = LOOKAHEAD,
+    seed: int | None = None,
+    epoch: int = 0,
+    supervised_start: npt.ArrayLike | None = None,
+) -> Bins:
+    """Pack N documents into bins of `capacity` tokens.
 
-    Deterministic: the answer depends on the values alone, not on the integer dtype. Raises ValueError for a capacity
-    below 1, an unknown method, a bad length (see `as_lengths`) or a document longer than the capacity.
+    method: one of `METHODS`. overlong: what becomes of documents over the capacity, `error`, `truncate`, `split` or
+    `drop`; `concat` cuts all documents where a bin ends, and takes `error` for `split`. multiple: lengths are padded to
+    a multiple of this before they are packed (rings of R ranks want 2R, an 8-bit matmul its tile). max_documents: the
+    most in one bin. extra [N]: what each document needs of a second resource (image patches, say), of which a bin has
+    `extra_capacity`. bins_multiple: the number of bins is made a multiple of this (of the ranks) by sharing out bins
+    with several documents: no bin is empty and no document comes twice. lookahead: documents that `order_keeping` sees
+    ahead. seed, epoch: documents are met in an order drawn by these, not by index, so that each epoch has other
+    neighbours. supervised_start [N]: each document's first supervised token, to list those that lose all of them.
+
+    Deterministic: the answer depends on the values alone, not on the integer dtype. Raises ValueError for a bad length
+    or option, naming it.
     """
-    checked = as_lengths(lengths)
-    if capacity < 1:
-        raise ValueError(f"capacity is {capacity}: must be at least 1")
+    documents = as_lengths(lengths)
+    everything = total(documents, "lengths")
+    key = shuffle_key(seed or 0, epoch)
+    rules = make_rules(
+        len(documents),
+        capacity=capacity,
+        max_documents=max_documents,
+        extra=extra,
+        extra_capacity=extra_capacity,
+        lookahead=lookahead,
+        key=key,
+        drawn=seed is not None,
+    )
+    longest = longest_piece(rules.capacity, multiple)
+    _check(method, overlong, bins_multiple, rules, len(documents))
+    concatenated = method == "concat" and overlong in ("error", "split")  # which cuts everything as it needs to
+    fitted = fit(documents, max(everything, 1) if concatenated else longest, overlong, rules)
+    met = _meeting_order(len(fitted.lengths), fitted.kept, rules)
+    packed = _concatenated if method == "concat" else _whole
+    packing = _to_multiple(packed(fitted, met, method, multiple, rules), bins_multiple, method)
+    tokens = everything if packing.pieces is fitted and not len(fitted.overlong) else packing.tokens
+    return Bins(
+        rules=rules,
+        multiple=multiple,
+        count=packing.bins,
+        lengths=packing.pieces.lengths,
+        bin_of=packing.bin_of,
+        tokens=tokens,
+        cut_tokens=everything - tokens,
+        overlong=fitted.overlong,
+        unsupervised=_unsupervised(documents, fitted, supervised_start),
+        sources=packing.pieces.sources,
+        met=packing.met,
+    )
+
+
+class _Packing(NamedTuple):
+    """Pieces, those that are packed in the order in which they were met (None: all by index), their bins."""
+
+    pieces: Pieces
+    met: Int64Array | None
+    bin_of: Int64Array
+    bins: int
+
+    @property
+    def tokens(self) -> int:
+        return int((self.pieces.lengths if self.met is None else self.pieces.lengths[self.met]).sum())
+
+
+def longest_piece(capacity: int, multiple: int) -> int:
+    """The most tokens of one document in a bin. Raises ValueError where padding leaves room for none."""
+    if multiple < 1:
+        raise ValueError(f"multiple is {multiple}: must be at least 1")
+    if capacity < multiple:
+        raise ValueError(f"multiple is {multiple}: must not be over the capacity, {capacity}")
+    return capacity - capacity % multiple
+
+
+def padded(lengths: Int64Array, multiple: int) -> Int64Array:
+    """Lengths rounded up to a multiple. Raises ValueError where their sum is over 2**62 then."""
+    if multiple == 1:
+        return lengths
+    sizes = -(-lengths // multiple) * multiple
+    total(sizes, "padded lengths")
+    return sizes
+
+
+def _check(method: str, overlong: str, bins_multiple: int, rules: Rules, documents: int) -> None:
     if method not in METHODS:
-        raise ValueError(f"method is {method!r}: must be one of {', '.join(sorted(METHODS))}")
-    if len(checked) and int(checked.max()) > capacity:
-        longest = int(checked.argmax())
-        raise ValueError(f"document {longest} has {int(checked[longest])} tokens: more than the capacity, {capacity}")
-    tokens = total(checked, "lengths")
-    # A bin never holds more than all tokens, so the index need not be larger than that.
-    bin_of, placed, num_bins = METHODS[method](checked, min(capacity, max(tokens, 1)))
-    order, offsets = _group(placed, bin_of, num_bins)
-    return Bins(capacity=capacity, bin_of=bin_of, order=order, offsets=offsets, tokens=tokens)
+        raise ValueError(f"method is {method!r}: must be one of {', '.join(METHODS)}")
+    check_policy(overlong)
+    if bins_multiple < 1:
+        raise ValueError(f"bins_multiple is {bins_multiple}: must be at least 1")
+    if documents > MOST_DOCUMENTS:
+        raise ValueError(f"{documents} documents: pack at most {MOST_DOCUMENTS} at once")
+    if len(rules.extra) and (method == "concat" or overlong in ("truncate", "split")):
+        what = "method='concat'" if method == "concat" else f"overlong={overlong!r}"
+        raise ValueError(f"{what} cuts documents, and nobody knows where their extra is: leave one of the two out")
 
 
-def _best_fit_decreasing(lengths: Int64Array, capacity: int) -> tuple[Int64Array, Int64Array, int]:
-    """Bin of each document, the documents in the order of placement, and the number of bins."""
-    bin_of, count = best_fit(lengths, capacity, np.zeros(0, np.int64))
-    return bin_of, descending(lengths), count
+def _meeting_order(count: int, kept: Int64Array | None, rules: Rules) -> Int64Array | None:
+    """The pieces to pack in the order in which they are met; None for all by index."""
+    if not rules.drawn:
+        return kept
+    drawn = permutation(count, rules.key)
+    if kept is None:
+        return drawn
+    packed = np.zeros(count, bool)
+    packed[kept] = True
+    return drawn[packed[drawn]]
 
 
-def best_fit(lengths: Int64Array, capacity: int, rooms: Int64Array) -> tuple[Int64Array, int]:
-    """Best-fit decreasing into bins that are partly full already: bins 0 to len(rooms) − 1 have this much room left.
+def _whole(pieces: Pieces, met: Int64Array | None, method: str, multiple: int, rules: Rules) -> _Packing:
+    """Pack pieces as they are.
 
-    Returns the bin of each document and the number of bins. The caller has checked lengths and rooms against the
-    capacity.
+    A method that goes by length does not see in which order equals are met, and would give a document of a length of
+    its own the same neighbours in every epoch. So documents that were drawn are packed in groups, as many as leave
+    nearly all bins full: at most one bin of each group is not.
     """
-    bin_of = np.empty(len(lengths), np.int64)
-    return bin_of, _place_best_fit(lengths, descending(lengths), capacity, rooms, bin_of)
+    sizes = padded(pieces.lengths, multiple)
+    if met is None:
+        return _Packing(pieces, met, *WHOLE[method](sizes, rules))
+    groups = 1
+    if rules.drawn and method in BY_LENGTH:
+        groups = min(max(isqrt(int(sizes[met].sum()) // rules.capacity) // 4, 1), MOST_GROUPS)
+    bin_of, count = np.full(len(sizes), -1, np.int64), 0
+    for group_met in np.array_split(met, groups):
+        found, bins = WHOLE[method](sizes[group_met], rules.of(group_met))
+        bin_of[group_met] = count + found
+        count += bins
+    return _Packing(pieces, met, bin_of, count)
 
 
-METHODS: dict[str, Callable[[Int64Array, int], tuple[Int64Array, Int64Array, int]]] = {
-    "best_fit_decreasing": _best_fit_decreasing
-}
+def _concatenated(pieces: Pieces, met: Int64Array | None, _method: str, multiple: int, rules: Rules) -> _Packing:
+    """Cut pieces where bins end."""
+    lengths = pieces.lengths if met is None else pieces.lengths[met]
+    capacity = longest_piece(rules.capacity, multiple)
+    document, start, bin_of, count = concat(padded(lengths, multiple), capacity, rules.max_documents)
+    following = np.append(start[1:], 0)
+    ends = np.where(following > start, following, lengths[document])
+    sources = (document if met is None else met[document], start)
+    return _Packing(replace(pieces, lengths=ends - start, sources=sources), None, bin_of, count)
 
 
-def descending(values: Int64Array) -> Int64Array:
-    """Indices from the largest value to the smallest, equal values in index order. Values must not be negative."""
-    if len(values) == 0:
+def _to_multiple(packing: _Packing, multiple: int, method: str) -> _Packing:
+    """Share bins out until their number is a multiple."""
+    missing = -packing.bins % multiple
+    if not missing:
+        return packing
+    bins = packing.bins + missing
+    bin_of = share_out(packing.bin_of, packing.met, packing.bins, bins)
+    return packing._replace(
+        bin_of=by_first_piece(bin_of, packing.met, bins) if method in IN_ORDER else bin_of, bins=bins
+    )
+
+
+def _unsupervised(documents: Int64Array, pieces: Pieces, supervised_start: npt.ArrayLike | None) -> Int64Array:
+    if supervised_start is None:
         return np.zeros(0, np.int64)
-    largest = int(values.max())
-    if largest > 8 * len(values):  # few documents, long range: the counting table would cost more than the sort
-        return np.argsort(-values, kind="stable").astype(np.int64, copy=False)
-    return _counting_sort(values, largest)
-
-
-@jit
-def _counting_sort(values: Int64Array, largest: int) -> Int64Array:
-    starts = np.zeros(largest + 2, np.int64)  # bucket of value v is largest - v, so that large values come first
-    for value in values:
-        starts[largest - value + 1] += 1
-    for bucket in range(largest + 1):
-        starts[bucket + 1] += starts[bucket]
-    order = np.empty(len(values), np.int64)
-    for i in range(len(values)):
-        bucket = largest - values[i]
-        order[starts[bucket]] = i
-        starts[bucket] += 1
-    return order
-
-
-@jit
-def _room_index(capacity: int) -> tuple[npt.NDArray[np.uint64], Int64Array]:
-    """An empty set of rooms 0..capacity, as a 64-ary tree of bits: a bit of level h + 1 says that the word under it
-    on level h is not zero. Word i of level h is words[starts[h] + i]."""
-    sizes = [capacity // WORD_BITS + 1]
-    while sizes[-1] > 1:
-        sizes.append((sizes[-1] - 1) // WORD_BITS + 1)
-    starts = np.zeros(len(sizes) + 1, np.int64)
-    for height in range(len(sizes)):
-        starts[height + 1] = starts[height] + sizes[height]
-    return np.zeros(starts[-1], np.uint64), starts
-
-
-@jit
-def _mark(words: npt.NDArray[np.uint64], starts: Int64Array, room: int) -> None:
-    """Say that some bin has this much room; where a word had a bit already, those above it are set."""
-    for height in range(len(starts) - 1):
-        word = starts[height] + room // WORD_BITS
-        known = words[word] != 0
-        words[word] |= np.uint64(1) << np.uint64(room % WORD_BITS)
-        if known:
-            return
-        room //= WORD_BITS
-
-
-@jit
-def _unmark(words: npt.NDArray[np.uint64], starts: Int64Array, room: int) -> None:
-    """Say that no bin has this much room any more; an upper bit falls only with the last bit under it."""
-    for height in range(len(starts) - 1):
-        word = starts[height] + room // WORD_BITS
-        words[word] &= ~(np.uint64(1) << np.uint64(room % WORD_BITS))
-        if words[word]:
-            return
-        room //= WORD_BITS
-
-
-@jit
-def _least_room(words: npt.NDArray[np.uint64], starts: Int64Array, need: int) -> int:
-    """The smallest marked room of at least `need`, or -1: up the levels until a word has a bit, then down to it."""
-    at = need
-    for height in range(len(starts) - 1):
-        word = starts[height] + at // WORD_BITS
-        if word >= starts[height + 1]:
-            return -1
-        bits = words[word] >> np.uint64(at % WORD_BITS)
-        if bits:
-            at += trailing_zeros(bits)
-            for below in range(height - 1, -1, -1):
-                at = at * WORD_BITS + trailing_zeros(words[starts[below] + at])
-            return at
-        at = at // WORD_BITS + 1
-    return -1
-
-
-@jit
-def _place_best_fit(
-    lengths: Int64Array, longest_first: Int64Array, capacity: int, rooms: Int64Array, bin_of: Int64Array
-) -> int:
-    """Fill `bin_of`; returns the number of bins. Bins of equal room form a stack: `top[room]`, `under[bin]`."""
-    words, starts = _room_index(capacity)
-    top = np.full(capacity + 1, -1, np.int64)
-    under = np.empty(len(rooms) + len(lengths), np.int64)
-    num_bins = len(rooms)
-    for opened in range(num_bins):
-        _mark(words, starts, rooms[opened])
-        under[opened] = top[rooms[opened]]
-        top[rooms[opened]] = opened
-    for document in longest_first:
-        length = lengths[document]
-        room = _least_room(words, starts, length)
-        if room < 0:
-            chosen, left = num_bins, capacity - length
-            num_bins += 1
-        else:
-            chosen, left = top[room], room - length
-            top[room] = under[chosen]
-            if top[room] < 0:
-                _unmark(words, starts, room)
-        bin_of[document] = chosen
-        if top[left] < 0:
-            _mark(words, starts, left)
-        under[chosen] = top[left]
-        top[left] = chosen
-    return num_bins
-
-
-@jit
-def _group(placed: Int64Array, bin_of: Int64Array, num_bins: int) -> tuple[Int64Array, Int64Array]:
-    """Documents grouped by bin, in the order of placement, and each bin's start (CSR)."""
-    offsets = np.zeros(num_bins + 1, np.int64)
-    for chosen in bin_of:
-        offsets[chosen + 1] += 1
-    for i in range(num_bins):
-        offsets[i + 1] += offsets[i]
-    free = offsets[:-1].copy()
-    order = np.empty(len(bin_of), np.int64)
-    for document in placed:
-        chosen = bin_of[document]
-        order[free[chosen]] = document
-        free[chosen] += 1
-    return order, offsets
+    starts = as_lengths(supervised_start, name="supervised_start")
+    if len(starts) != len(documents):
+        raise ValueError(f"supervised_start has {len(starts)} entries for {len(documents)} documents")
+    return without_supervision(documents, pieces, starts)

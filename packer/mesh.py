@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqmesh.packer.balance import spread
-from seqmesh.packer.bins import best_fit
+from seqmesh.packer.best_fit import best_fit
 from seqmesh.packer.cost import CostModel
 from seqmesh.packer.lengths import Int64Array, as_lengths
 from seqmesh.packer.makespan import lower_bound, makespan
