@@ -17,21 +17,31 @@ if TYPE_CHECKING:
     from seqmesh.packer.cost import CostModel as CostModel
     from seqmesh.packer.mesh import Mesh as Mesh
     from seqmesh.packer.mesh import plan_step as plan_step
+    from seqmesh.packer.online import OnlinePacker as OnlinePacker
+    from seqmesh.packer.online import packs as packs
     from seqmesh.packer.permute import permutation as permutation
     from seqmesh.packer.plan import StepPlan as StepPlan
     from seqmesh.packer.plan import check_plan as check_plan
+    from seqmesh.packer.rows import Rows as Rows
+    from seqmesh.packer.rows import plan_rows as plan_rows
+    from seqmesh.packer.warm import warmup as warmup
 
 _HOMES = {
     "Bins": "bins",
     "CostModel": "cost",
     "Mesh": "mesh",
+    "OnlinePacker": "online",
     "Partition": "balance",
+    "Rows": "rows",
     "StepPlan": "plan",
     "check_plan": "plan",
     "pack": "bins",
+    "packs": "online",
     "partition": "balance",
     "permutation": "permute",
+    "plan_rows": "rows",
     "plan_step": "mesh",
+    "warmup": "warm",
 }
 __all__ = sorted(_HOMES)
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

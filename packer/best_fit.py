@@ -75,11 +75,10 @@ def place_runs(sizes: Int64Array, capacity: int, max_documents: int, bin_of: Int
     """
     narrow = bin_of.view(np.int32)
     stream = narrow[len(sizes) :]
-    smallest, largest = sizes.min(), sizes.max()
     places, top = np.zeros((2, capacity + 1), np.int32)  # one block: malloc keeps it for the next call
     for size in sizes:
         places[size] += 1
-    num_bins = _fill(places, top, smallest, largest, max_documents, stream)
+    num_bins = _fill(places, top, max_documents, stream)
     for i in range(len(sizes)):
         size = sizes[i]
         narrow[i] = stream[places[size]]
@@ -90,11 +89,13 @@ def place_runs(sizes: Int64Array, capacity: int, max_documents: int, bin_of: Int
 
 
 @jit
-def _fill(
-    counts: Int32Array, top: Int32Array, smallest: int, largest: int, max_documents: int, stream: Int32Array
-) -> int:
+def _fill(counts: Int32Array, top: Int32Array, max_documents: int, stream: Int32Array) -> int:
     """Write every document's bin to `stream`, the longest first, and to `counts` where each size begins in it."""
     capacity = len(top) - 1
+    largest = _next_size(counts, capacity)
+    smallest = 0
+    while not counts[smallest]:
+        smallest += 1
     words, starts = room_index(capacity)
     runs = np.empty((min(len(stream), 2 * largest + 2) + 1, 4), np.int32)  # a size leaves two more, a document one
     runs[-1, _FIRST], runs[-1, _UNDER] = 0, -1

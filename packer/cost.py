@@ -95,3 +95,9 @@ class ModelShape:
 
     def cost_model(self) -> CostModel:
         return CostModel.from_flops(per_token=self.flops_per_token, per_pair=self.flops_per_pair)
+
+
+MODEL_8B = ModelShape(
+    layers=32, width=4_096, heads=32, kv_heads=8, head_width=128, ffn_width=14_336, vocab_size=128_256
+)
+"""About 8 thousand million parameters: what plans and bins are compared with where no model is named."""

@@ -33,8 +33,9 @@ def first_fit_decreasing(sizes: Int64Array, rules: Rules) -> tuple[Int64Array, i
 
 
 def order_keeping(sizes: Int64Array, rules: Rules) -> tuple[Int64Array, int]:
-    """Bins begin with the first document that is unplaced, and are filled with the longest that fit out of the next
-    `lookahead` ones; of equal length the earliest. No document comes more than `lookahead` places too early."""
+    """Bins begin with the first document that is unplaced, and are filled with the longest that fit out of that and the
+    `lookahead` ones after it; of equal length the earliest. No document comes more than `lookahead` places too early;
+    with 0 it is next fit."""
     bin_of = np.full(len(sizes), -1, np.int64)
     if int(sizes.max(initial=0)) <= LARGEST_INDEX:
         values, ranks = np.arange(sizes.max(initial=0) + 1), sizes
@@ -187,36 +188,56 @@ def _fill_in_order(
     words, starts = room_index(max(largest, 0))
     head, tail = np.full((2, len(values)), -1, np.int64)
     after = np.full(len(sizes), -1, np.int64)
-    seen, num_bins = 0, 0
-    for first in range(len(sizes)):
-        if bin_of[first] >= 0:
-            continue
-        while seen < min(first + 1 + lookahead, len(sizes)):
-            rank = ranks[seen]
-            if head[rank] < 0:
-                head[rank] = seen
-                mark(words, starts, largest - rank)
-            else:
-                after[tail[rank]] = seen
-            tail[rank] = seen
-            seen += 1
+    first, seen, num_bins = 0, 0, 0
+    while first < len(sizes):
         room, held, extra_room = capacity, 0, extra_capacity
         document = first
         while document >= 0:
-            rank = ranks[document]
-            head[rank] = after[document]
-            if head[rank] < 0:
-                unmark(words, starts, largest - rank)
             bin_of[document] = num_bins
             room -= sizes[document]
             held += 1
             if len(extra):
                 extra_room -= extra[document]
+            if document < seen:
+                rank = ranks[document]
+                head[rank] = after[document]
+                if head[rank] < 0:
+                    unmark(words, starts, largest - rank)
+            while first < len(sizes) and bin_of[first] >= 0:
+                first += 1
+            seen = _look_ahead(words, starts, ranks, head, tail, after, largest, seen, first + 1 + lookahead, bin_of)
             document = -1
             if held < max_documents:
                 document = _longest_fitting(words, starts, values, head, room, extra, extra_room)
         num_bins += 1
     return num_bins
+
+
+@jit
+def _look_ahead(
+    words: Words,
+    starts: Int64Array,
+    ranks: Int64Array,
+    head: Int64Array,
+    tail: Int64Array,
+    after: Int64Array,
+    largest: int,
+    seen: int,
+    until: int,
+    bin_of: Int64Array,
+) -> int:
+    """Queue the documents that come into sight, from `seen` up to `until`; returns how many have been seen then."""
+    for document in range(seen, min(until, len(ranks))):
+        if bin_of[document] >= 0:  # the very first of a bin, when nothing was in sight
+            continue
+        rank = ranks[document]
+        if head[rank] < 0:
+            head[rank] = document
+            mark(words, starts, largest - rank)
+        else:
+            after[tail[rank]] = document
+        tail[rank] = document
+    return max(seen, min(until, len(ranks)))
 
 
 @jit

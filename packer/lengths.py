@@ -9,10 +9,12 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def as_lengths(lengths: npt.ArrayLike, *, name: str = "lengths", minimum: int = 0) -> Int64Array:
-    """Widen `lengths` (any 1-D array or list of integers) to a contiguous int64 array.
+    """Widen `lengths` (any 1-D array or list of integers) to a contiguous int64 array that can be written.
 
-    Every later sum and product is done in 64 bits, whatever came in. Raises ValueError for anything that is not a
-    one-dimensional list of integers of at least `minimum` that int64 can hold, naming the first bad index.
+    It is the given one where that is such an array already. Nobody writes to it, but numba would compile everything a
+    second time for arrays that are read-only. Every later sum and product is done in 64 bits, whatever came in. Raises
+    ValueError for anything that is not a one-dimensional list of integers of at least `minimum` that int64 can hold,
+    naming the first bad index.
     """
     array = np.asarray(lengths)
     if array.size == 0 and array.ndim == 1:
@@ -23,7 +25,7 @@ def as_lengths(lengths: npt.ArrayLike, *, name: str = "lengths", minimum: int = 
         raise ValueError(f"{name} has dtype {array.dtype}: must be integers")
     if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
         raise ValueError(f"{name}[{int(array.argmax())}] is {int(array.max())}: does not fit 64 signed bits")
-    widened = np.ascontiguousarray(array, dtype=np.int64)
+    widened = np.require(array, np.int64, ["C", "W"])
     if int(widened.min()) < minimum:
         bad = int(np.argmax(widened < minimum))
         raise ValueError(f"{name}[{bad}] is {int(widened[bad])}: must be at least {minimum}")

@@ -79,9 +79,9 @@ def order_keeping(case: Case, lookahead: int) -> list[int]:
     left = list(range(len(case.sizes)))
     while left:
         into = case.open()
-        last = left[0] + lookahead
         case.put(left.pop(0), into)
-        while True:
+        while left:
+            last = left[0] + lookahead
             earliest: dict[int, int] = {}
             for document in left:
                 if document <= last:
