@@ -96,16 +96,59 @@ def verify(folder: Annotated[Path, typer.Argument(help="A shard set.")]) -> None
 
 
 @app.command()
+def pack(
+    folder: Annotated[Path, typer.Argument(help="A shard set.")],
+    capacity: Annotated[int, typer.Option(help="Tokens of a bin.")],
+    method: Annotated[list[str] | None, typer.Option(help="A method; may be repeated (default: all).")] = None,
+    overlong: Annotated[Overlong, typer.Option(help="What happens to documents that are longer than a bin.")] = "error",
+    multiple: Annotated[int, typer.Option(help="Documents are padded to a multiple of this many tokens.")] = 1,
+    max_documents: Annotated[int | None, typer.Option(help="Most documents of a bin (default: no limit).")] = None,
+    bins_multiple: Annotated[int, typer.Option(help="Make the number of bins a multiple of this.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Of the order of documents (default: as stored).")] = None,
+    epoch: Annotated[int, typer.Option(help="Each epoch of a seed has an order of its own.")] = 0,
+    lookahead: Annotated[int, typer.Option(help="Documents that order_keeping sees ahead.")] = 4096,
+    rows_per_step: Annotated[int | None, typer.Option(help="Say how long steps of so many bins last.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the bins of one method to this Arrow file.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the table to this file, too.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the table into this file (.png, .svg, .pdf).")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of --output.")] = False,
+) -> None:
+    """Compare packing methods on a shard set: bins, fill, cut tokens, attention work, balance."""
+    from seqmesh.tools import pack as command
+
+    options = command.PackOptions(
+        capacity=capacity,
+        overlong=overlong,
+        multiple=multiple,
+        max_documents=max_documents,
+        bins_multiple=bins_multiple,
+        seed=seed,
+        epoch=epoch,
+        lookahead=lookahead,
+    )
+    command.run(
+        folder=folder,
+        options=options,
+        methods=tuple(method or ()),
+        rows_per_step=rows_per_step,
+        output=output,
+        json_path=json,
+        plot=plot,
+        force=force,
+    )
+
+
+@app.command()
 def serve(
     data: Annotated[Path, typer.Argument(help="A shard set.")],
     tokens_per_step: Annotated[int, typer.Option(help="Most tokens of a global batch.")],
     capacity: Annotated[int, typer.Option(help="Most tokens of a micro-batch on one rank.")],
     ranks: Annotated[int, typer.Option(help="Ranks to spread a global batch over.")] = 1,
-    max_document: Annotated[int | None, typer.Option(help="Most tokens of a document [default: the capacity].")] = None,
+    max_document: Annotated[int | None, typer.Option(help="Most tokens of a document (default: the capacity).")] = None,
     overlong: Annotated[Overlong, typer.Option(help="What happens to longer documents.")] = "error",
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data [default: no end].")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data (default: no end).")] = None,
     seed: Annotated[int, typer.Option(help="Of the order of documents.")] = 0,
-    endpoint: Annotated[str | None, typer.Option(help="Where to listen [default: a private ipc:// socket].")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="Where to listen (default: a private ipc:// socket).")] = None,
 ) -> None:
     """Run a loader process in the foreground, for Loader(endpoint=...)."""
     from seqmesh.tools import serve as command
@@ -147,7 +190,7 @@ def bench(
     name: Annotated[str, typer.Argument(help="packer, rings, loader, train or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: done within 40 seconds each.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the results to this file, too.")] = None,
-    against: Annotated[str, typer.Option(help="Peers to compare with, separated by commas [default: all].")] = "",
+    against: Annotated[str, typer.Option(help="Peers to compare with, separated by commas (default: all).")] = "",
 ) -> None:
     """Measure a part against peers or the machine's roof, in the same run."""
     from seqmesh.tools import bench as command
