@@ -1,17 +1,16 @@
 """`seqmesh bench packer`: packing, balancing and planning, one thread.
 
-pack: documents per CPU-second of `pack(best_fit_decreasing)`, which gives bin ids and the documents of each bin, beside
-peers that do the same, a roof (a compiled pass that reads each length and writes a bin id) and a floor (next fit in a
-Python loop). Every candidate's number of bins is counted beside bound = ceil(tokens / capacity), under which nobody
-gets. partition: items per CPU-second. plan: CPU milliseconds of `plan_step`, with the balance that it reached.
+pack: documents per CPU-second of `pack(best_fit_decreasing)` beside peers that are installed, a roof and a floor (see
+`packing`); the number of bins is counted beside Martello and Toth's bound, under which nobody gets. Peers that are slow
+are given fewer documents, in a case named after their number, where the others are measured on as many. methods: all of
+ours. stream: packing as documents arrive. memory: what packing takes beside its input. partition: items spread over
+parts (see `partitioning`). plan: CPU milliseconds of `plan_step`, with the balance that it reached.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from seqmesh.benchmarks.harness import (
     Ratio,
@@ -20,98 +19,188 @@ from seqmesh.benchmarks.harness import (
     Spread,
     absent,
     chosen_peers,
-    count_ratio,
     installed_version,
     measure,
-    ratio,
     row,
 )
-from seqmesh.benchmarks.lengths import python_documents, python_lengths, web_lengths
-from seqmesh.packer.balance import partition
-from seqmesh.packer.bins import pack
-from seqmesh.packer.cost import ModelShape
-from seqmesh.packer.jit import jit
+from seqmesh.benchmarks.lengths import SETS, python_documents, web_lengths
+from seqmesh.benchmarks.packer_memory import extra_bytes, measurable
+from seqmesh.benchmarks.packing import CSR, SEQMESH, SPEED, calling, packing
+from seqmesh.benchmarks.partitioning import balancing, equal_parts
+from seqmesh.benchmarks.peers_packing import ADAPTERS, FAST
+from seqmesh.packer.bins import METHODS, pack
+from seqmesh.packer.cost import MODEL_8B
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.mesh import Mesh, plan_step
+from seqmesh.packer.online import OnlinePacker
 
-PEERS = ("lightbinpack", "seqpacker")
-CAPACITY = 32_768
-DOCUMENTS = 1_000_000
-SEQMESH, ROOF, FLOOR = "seqmesh", "roof", "next fit in Python"
-SPEED = "documents/CPU-s"
+PEERS = tuple(ADAPTERS)
+CAPACITY = 32_768  # of plans and partitions
+K, M = 1_000, 1_000_000
+LARGE = 5 * M  # documents; from so many on, cases are repeated less often
 
-PARTITIONS = ((8_192, 64), (100_000, 1_024))  # items, parts
+WHOLE_LISTS = {"wlbllm": 99_519, "prolong": 77_932}
+CALL = ("web128k", 10 * K)
+TABLE, STREAMS, OPEN_BINS = ("web32k", "sft8k"), ("web32k", "sft8k"), (32, 8)
+MEMORY = "web32k"
+PARTITIONS = ((1_000, 8), (10_000, 64), (100_000, 1_024))  # items, parts
+EQUAL_PARTS = (8_192, 64)
 PLANS = ((1 << 20, 8), (1 << 20, 64), (1 << 23, 8), (1 << 23, 64))  # tokens in the step, ranks
-MODEL = ModelShape(
-    layers=32, width=4_096, heads=32, kv_heads=8, head_width=128, ffn_width=14_336, vocab_size=128_256
-)  # what plans are balanced by: about 8 thousand million parameters
-
-Packer = Callable[[], int]  # packs and returns the number of bins
+Case = tuple[str, int]  # a set of lengths, documents
 
 
-def run(*, quick: bool, against: tuple[str, ...] = (), documents: int = DOCUMENTS) -> Results:
-    """All cases. `documents`: of each packing case, and most items of a partition."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much is measured. packs: with fast peers. slow: with all peers. few_repeats: of large and slow cases."""
+
+    packs: tuple[Case, ...]
+    slow: tuple[Case, ...]
+    documents: int  # of the methods' table and of streams
+    memory: int  # documents
+    seeds: int
+    repeats: int
+    few_repeats: int
+
+    def at_most(self, documents: int) -> Scale:
+        """The same with no case larger than so many documents."""
+
+        def cut(cases: tuple[Case, ...]) -> tuple[Case, ...]:
+            return tuple(dict.fromkeys((name, min(count, documents)) for name, count in cases))
+
+        slow = cut(self.slow)
+        return replace(
+            self,
+            packs=tuple(case for case in cut(self.packs) if case not in slow),
+            slow=slow,
+            documents=min(self.documents, documents),
+            memory=min(self.memory, documents),
+        )
+
+
+QUICK = Scale(
+    packs=(("web32k", M), ("python_env", 100 * K), ("wlbllm", WHOLE_LISTS["wlbllm"])),
+    slow=(("web32k", 2 * K), ("sft8k", K)),
+    documents=100 * K,
+    memory=M,
+    seeds=5,
+    repeats=5,
+    few_repeats=2,
+)
+FULL = Scale(
+    packs=(
+        *((name, count) for name in ("web32k", "web128k") for count in (100 * K, M, 10 * M)),
+        *((name, count) for name in ("uniform32k", "sft8k", "half32k", "python_env") for count in (M, 10 * M)),
+        *WHOLE_LISTS.items(),
+        ("wikipedia", M),
+    ),
+    slow=tuple((name, 10 * K) for name in ("web32k", "web128k", "sft8k", "python_env", *WHOLE_LISTS, "wikipedia")),
+    documents=M,
+    memory=10 * M,
+    seeds=30,
+    repeats=9,
+    few_repeats=3,
+)
+
+
+def run(*, quick: bool, against: tuple[str, ...] = (), documents: int | None = None) -> Results:
+    """All cases. `documents`: the most in any of them."""
     peers = chosen_peers(PEERS, against)
-    repeats = 5 if quick else 15
-    cases = {
-        "pack web": web_lengths(documents, CAPACITY),
-        "pack python": python_lengths(documents, CAPACITY),
-    }
+    scale = QUICK if quick else FULL
+    if documents is not None:
+        scale = scale.at_most(documents)
+    results = packs(scale, peers) + memory(scale.memory, peers)
+    for name in TABLE:
+        results += methods(name, scale.documents, scale.few_repeats)
+    for name in STREAMS:
+        results += streaming(name, scale.documents, scale.repeats)
+    return results + balances(scale, documents) + plans(scale.repeats)
+
+
+def packs(scale: Scale, peers: tuple[str, ...]) -> Results:
+    """Every list of lengths through the packers, and one call on a short list."""
+    fast = tuple(peer for peer in peers if peer in FAST)
     results = Results()
-    for case, lengths in cases.items():
-        results += packing(case, lengths, CAPACITY, peers, repeats)
+    for name, count in scale.packs:
+        repeats = scale.few_repeats if count >= LARGE else scale.repeats
+        results += packing(case_name("pack", name, count), *lengths_of(name, count), fast, repeats)
+    for name, count in scale.slow:
+        results += packing(case_name("pack", name, count), *lengths_of(name, count), peers, scale.few_repeats)
+    case = case_name("call", CALL[0], CALL[1])
+    return results + calling(*lengths_of(*CALL), case, scale.repeats)
+
+
+def methods(name: str, documents: int, repeats: int) -> Results:
+    """Our methods on one list of lengths."""
+    lengths, capacity = lengths_of(name, documents)
+    case = case_name("methods", name, documents)
+    spreads = measure({method: _packer(lengths, capacity, method) for method in METHODS}, repeats)
+    rows = []
+    for method, spread in spreads.items():
+        bins = pack(lengths, capacity, method=method)
+        counts = {"bins": bins.count, "fill": bins.fill}
+        rows.append(row(case, method, spread.rate(documents), SPEED, **counts))
+    return Results(rows=tuple(rows))
+
+
+def streaming(name: str, documents: int, repeats: int) -> Results:
+    """`OnlinePacker` on one list of lengths. stream_excess: by what fraction its bins are over the bound."""
+    lengths, capacity = lengths_of(name, documents)
+    bound = pack(lengths, capacity).bound
+    results = Results()
+    for open_bins in OPEN_BINS:
+        spread = measure({SEQMESH: _streamer(lengths, capacity, open_bins)}, repeats)[SEQMESH]
+        bins = int(OnlinePacker(capacity, max_open=open_bins).push(lengths).bin_of.max()) + 1
+        counts = {"bins": bins, "bound": bound, "over": bins - bound}
+        case = case_name("stream", name, documents) + f", K={open_bins}"
+        found = row(case, SEQMESH, spread.rate(documents), SPEED, **counts)
+        excess = Ratio(
+            figure="stream_excess",
+            value=counts["over"] / bound,
+            numerator=f"{found.name}:over",
+            denominator=f"{found.name}:bound",
+        )
+        results += Results(rows=(found,), ratios=(excess,))
+    return results
+
+
+def memory(documents: int, peers: tuple[str, ...]) -> Results:
+    """Megabytes beside the input, of ours and of fast peers, each in a process of its own."""
+    lengths, capacity = lengths_of(MEMORY, documents)
+    case = case_name("memory", MEMORY, documents)
+    rows = tuple(
+        memory_row(case, name, lengths, capacity) for name in (SEQMESH, CSR, *(peer for peer in peers if peer in FAST))
+    )
+    return Results(rows=rows)
+
+
+def memory_row(case: str, name: str, lengths: Int64Array, capacity: int) -> Row:
+    installed = name not in ADAPTERS or installed_version(name) is not None
+    if not (installed and measurable()):
+        return absent(case, name, "MB")
+    extra, bins = extra_bytes(name, lengths, capacity)
+    return row(case, name, Spread.of([extra / 1e6]), "MB", bins=bins, documents=len(lengths))
+
+
+def balances(scale: Scale, most: int | None) -> Results:
+    """Documents of web-like lengths spread over parts by their cost; `most` of them."""
+    results = Results()
     for items, parts in PARTITIONS:
-        results += balancing(min(items, documents), parts, repeats)
+        lengths = web_lengths(min(items, most or items), CAPACITY)
+        results += balancing(MODEL_8B.cost_model().of(lengths), parts, scale.repeats)
+    items, parts = EQUAL_PARTS
+    return results + equal_parts(min(items, most or items) // parts * parts, parts, scale.seeds)
+
+
+def plans(repeats: int) -> Results:
+    results = Results()
     for tokens, ranks in PLANS:
         results += planning(tokens, ranks, repeats)
     return results
 
 
-def packing(case: str, lengths: Int64Array, capacity: int, peers: tuple[str, ...], repeats: int) -> Results:
-    """One list of lengths through every packer."""
-    present = [peer for peer in peers if installed_version(peer) is not None]
-    packers: dict[str, Packer] = {SEQMESH: lambda: pack(lengths, capacity).count}
-    packers |= {peer: PEER_PACKERS[peer](lengths, capacity) for peer in present}
-    packers |= {FLOOR: next_fit_packer(lengths, capacity)}
-    bins: dict[str, int] = {}
-    candidates = {name: _counting(packer, name, bins) for name, packer in packers.items()}
-    spreads = measure({**candidates, ROOF: roof_pass(lengths)}, repeats)
-    bound = -(-int(lengths.sum()) // capacity)
-    rows = {name: _speed_row(case, name, spreads[name], lengths, bins=bins[name], bound=bound) for name in packers}
-    rows |= {ROOF: _speed_row(case, ROOF, spreads[ROOF], lengths)}
-    rows |= {peer: absent(case, peer, SPEED) for peer in peers if peer not in present}
-    return Results(rows=tuple(rows.values()), ratios=packing_ratios(rows, peers))
-
-
-def packing_ratios(rows: dict[str, Row], peers: tuple[str, ...]) -> tuple[Ratio, ...]:
-    """Figures of one packing case. The best peer is the fastest of those that need no more bins; where none is
-    installed, or none is as tight, the figure has no value."""
-    ours = rows[SEQMESH]
-    tight = [rows[peer] for peer in peers if rows[peer].value and rows[peer].counts["bins"] <= ours.counts["bins"]]
-    best = max(tight, key=lambda each: each.value or 0.0, default=absent(ours.case, "best peer", SPEED))
-    return (
-        ratio("pack_vs_roof", ours, rows[ROOF]),
-        ratio("pack_bfd_vs_best_peer", ours, best),
-        ratio("pack_vs_next_fit", ours, rows[FLOOR]),
-        count_ratio("bins_vs_bound", ours, "bins", "bound"),
-    )
-
-
-def balancing(items: int, parts: int, repeats: int) -> Results:
-    """Documents of web-like lengths spread over parts by their cost."""
-    costs = MODEL.cost_model().of(web_lengths(items, CAPACITY))
-    spread = measure({SEQMESH: lambda: _discard(partition(costs, parts))}, repeats)[SEQMESH]
-    found = partition(costs, parts)
-    case = f"partition {items} in {parts}"
-    over = float(found.loads.max()) / found.lower_bound - 1
-    return Results(
-        rows=(row(case, SEQMESH, spread.rate(items), "items/CPU-s", imbalance=found.imbalance, over_bound=over),)
-    )
-
-
 def planning(tokens: int, ranks: int, repeats: int) -> Results:
     """One step of real lengths planned for `ranks`."""
-    lengths, cost = python_documents(tokens, CAPACITY), MODEL.cost_model()
+    lengths, cost = python_documents(tokens, CAPACITY), MODEL_8B.cost_model()
     mesh = Mesh(ranks=ranks, capacity=CAPACITY)
     spread = measure({SEQMESH: lambda: _discard(plan_step(lengths, mesh, cost))}, repeats)[SEQMESH]
     plan = plan_step(lengths, mesh, cost)
@@ -120,65 +209,26 @@ def planning(tokens: int, ranks: int, repeats: int) -> Results:
     return Results(rows=(row(case, SEQMESH, spread.scaled(1e3), "CPU-ms", **counts),))
 
 
-def roof_pass(lengths: Int64Array) -> Callable[[], None]:
-    """As fast as any packer could be: the lengths read once, a bin id written for each."""
-    bin_of = np.empty_like(lengths)
-    return lambda: _read_and_write(lengths, bin_of)
+def lengths_of(name: str, documents: int) -> tuple[Int64Array, int]:
+    """The lengths and the capacity of a case."""
+    chosen = SETS[name]
+    return chosen.draw(documents), chosen.capacity
 
 
-@jit
-def _read_and_write(lengths: Int64Array, bin_of: Int64Array) -> None:
-    for i in range(len(lengths)):
-        bin_of[i] = lengths[i] >> 8
+def case_name(kind: str, name: str, documents: int) -> str:
+    """Thousands and millions of documents are written as K and M where they are whole."""
+    for unit, letter in ((M, "M"), (K, "K")):
+        if documents % unit == 0:
+            return f"{kind} {name}, {documents // unit}{letter}"
+    return f"{kind} {name}, {documents}"
 
 
-def next_fit_packer(lengths: Int64Array, capacity: int) -> Packer:
-    """What one writes in five lines: documents in order, a new bin when the next one does not fit."""
-    sizes: list[int] = lengths.tolist()  # converted beforehand: a loop over a numpy array is slower still
-
-    def run() -> int:
-        bin_of = []
-        current, room = -1, 0
-        for size in sizes:
-            if size > room:
-                current, room = current + 1, capacity
-            room -= size
-            bin_of.append(current)
-        return current + 1
-
-    return run
+def _packer(lengths: Int64Array, capacity: int, method: str) -> Callable[[], None]:
+    return lambda: _discard(pack(lengths, capacity, method=method))
 
 
-def lightbinpack_packer(lengths: Int64Array, capacity: int) -> Packer:
-    """lightbinpack's best-fit decreasing with a counting sort. It takes a list; the conversion is not counted."""
-    best_fit = import_module("lightbinpack").obfd
-    sizes = lengths.tolist()
-    return lambda: len(best_fit(sizes, capacity))
-
-
-def seqpacker_packer(lengths: Int64Array, capacity: int) -> Packer:
-    """seqpacker's best-fit decreasing through its fastest interface: flat arrays in and out."""
-    packer = import_module("seqpacker").Packer(capacity, strategy="obfd")
-    return lambda: len(packer.pack_flat(lengths)[1]) + 1  # it gives the places where to split
-
-
-PEER_PACKERS: dict[str, Callable[[Int64Array, int], Packer]] = {
-    "lightbinpack": lightbinpack_packer,
-    "seqpacker": seqpacker_packer,
-}
-
-
-def _counting(packer: Packer, name: str, bins: dict[str, int]) -> Callable[[], None]:
-    """The packer as a candidate that is timed, its number of bins noted on the side."""
-
-    def run() -> None:
-        bins[name] = packer()
-
-    return run
-
-
-def _speed_row(case: str, name: str, spread: Spread, lengths: Int64Array, **counts: int) -> Row:
-    return row(case, name, spread.rate(len(lengths)), SPEED, documents=len(lengths), **counts)
+def _streamer(lengths: Int64Array, capacity: int, open_bins: int) -> Callable[[], None]:
+    return lambda: _discard(OnlinePacker(capacity, max_open=open_bins).push(lengths))
 
 
 def _discard(_result: object) -> None:

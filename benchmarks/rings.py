@@ -11,7 +11,7 @@ import numpy as np
 
 from seqmesh.benchmarks.harness import Results, Row, Spread, chosen_peers, ratio, row
 from seqmesh.benchmarks.lengths import python_documents
-from seqmesh.benchmarks.packer import MODEL
+from seqmesh.packer.cost import MODEL_8B
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.mesh import Mesh, plan_step
 from seqmesh.packer.pieces import largest_document, rows_sent
@@ -21,7 +21,7 @@ CAPACITY = 8_192
 TOKENS_PER_STEP = 1 << 20
 MESHES = (8, 32)  # ranks
 # Keys and values forward and again backward, at two bytes each, and their gradients at four.
-ROW_BYTES = 2 * MODEL.kv_heads * MODEL.head_width * (2 + 2 + 4)
+ROW_BYTES = 2 * MODEL_8B.kv_heads * MODEL_8B.head_width * (2 + 2 + 4)
 
 
 def run(*, quick: bool, against: tuple[str, ...] = ()) -> Results:
@@ -40,7 +40,7 @@ def run(*, quick: bool, against: tuple[str, ...] = ()) -> Results:
 def compare(ranks: int, steps: list[Int64Array]) -> Results:
     """Bytes per step and layer of the planner's rings and of rings over all ranks."""
     case = f"{ranks} ranks"
-    plans = [plan_step(lengths, Mesh(ranks=ranks, capacity=CAPACITY), MODEL.cost_model()) for lengths in steps]
+    plans = [plan_step(lengths, Mesh(ranks=ranks, capacity=CAPACITY), MODEL_8B.cost_model()) for lengths in steps]
     rings = [int(rows_sent(plan.lengths, np.diff(plan.ring_offsets)).sum()) for plan in plans]
     static = [int(rows_sent(lengths, np.full_like(lengths, ranks)).sum()) for lengths in steps]
     planned = _bytes(case, "rings", rings, documents=sum(plan.rings for plan in plans), steps=len(steps))
