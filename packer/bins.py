@@ -21,7 +21,7 @@ from seqmesh.packer.bounds import fewest_bins
 from seqmesh.packer.concat import concat
 from seqmesh.packer.groups import by_first_piece, group, share_out
 from seqmesh.packer.in_order import first_fit, first_fit_decreasing, next_fit, order_keeping
-from seqmesh.packer.lengths import Int64Array, as_lengths, total
+from seqmesh.packer.lengths import Int64Array, as_lengths, total, total_and_largest
 from seqmesh.packer.overlong import Pieces, check_policy, fit, without_supervision
 from seqmesh.packer.permute import permutation, shuffle_key
 from seqmesh.packer.rules import Rules, make_rules
@@ -154,7 +154,7 @@ def pack(
     or option, naming it.
     """
     documents = as_lengths(lengths)
-    everything = total(documents, "lengths")
+    everything, largest = total_and_largest(documents, "lengths")
     key = shuffle_key(seed or 0, epoch)
     rules = make_rules(
         len(documents),
@@ -169,7 +169,7 @@ def pack(
     longest = longest_piece(rules.capacity, multiple)
     _check(method, overlong, bins_multiple, rules, len(documents))
     concatenated = method == "concat" and overlong in ("error", "split")  # which cuts everything as it needs to
-    fitted = fit(documents, max(everything, 1) if concatenated else longest, overlong, rules)
+    fitted = fit(documents, largest, max(largest, 1) if concatenated else longest, overlong, rules)
     met = _meeting_order(len(fitted.lengths), fitted.kept, rules)
     packed = _concatenated if method == "concat" else _whole
     packing = _to_multiple(packed(fitted, met, method, multiple, rules), bins_multiple, method)

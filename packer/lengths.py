@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from seqmesh.packer.jit import jit
+
 Int64Array = npt.NDArray[np.int64]
 
 
@@ -37,6 +39,21 @@ def total(values: Int64Array, name: str) -> int:
 
     Two bits are kept free so that the sums of any two such totals are exact too.
     """
-    if float(values.sum(dtype=np.float64)) > 2.0**62:
+    return total_and_largest(values, name)[0]
+
+
+def total_and_largest(values: Int64Array, name: str) -> tuple[int, int]:
+    """The sum, as `total` gives it, and the largest value, 0 for none; the values are read once."""
+    wrapped, largest = _wrapped_sum_and_largest(values)
+    if largest * len(values) > 1 << 62 and float(values.sum(dtype=np.float64)) > 2.0**62:
         raise ValueError(f"the sum of {name} is over 2**62: use a coarser unit")
-    return int(values.sum())
+    return wrapped, largest
+
+
+@jit
+def _wrapped_sum_and_largest(values: Int64Array) -> tuple[int, int]:
+    wrapped, largest = 0, 0
+    for value in values:
+        wrapped += value
+        largest = max(largest, value)
+    return wrapped, largest

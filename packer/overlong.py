@@ -34,14 +34,14 @@ def check_policy(policy: str) -> None:
         raise ValueError(f"overlong is {policy!r}: must be one of {', '.join(get_args(Policy))}")
 
 
-def fit(lengths: Int64Array, longest: int, policy: str, rules: Rules) -> Pieces:
-    """Pieces of at most `longest` tokens.
+def fit(lengths: Int64Array, largest: int, longest: int, policy: str, rules: Rules) -> Pieces:
+    """Pieces of at most `longest` tokens; `largest` is the largest length.
 
     truncate: only a document's first tokens are kept. split: pieces of `longest` tokens and one of what is left, in a
     row. drop: left out. Raises ValueError for an overlong document where the policy is error, naming it; a document
     that needs more of the second resource than a bin has is overlong too.
     """
-    if not len(lengths) or (int(lengths.max()) <= longest and int(rules.extra.max(initial=0)) <= rules.extra_capacity):
+    if largest <= longest and int(rules.extra.max(initial=0)) <= rules.extra_capacity:
         return Pieces(lengths=lengths, overlong=np.zeros(0, np.int64))
     over = lengths > longest
     if len(rules.extra):
