@@ -17,17 +17,6 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[int]:
     return loads
 
 
-def longest_first(costs: Sequence[int], parts: int) -> list[int]:
-    """Part of each item: dearest first, each to the least loaded part, ties to the lower index."""
-    loads = [0] * parts
-    part_of = [0] * len(costs)
-    for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
-        part = min(range(parts), key=lambda p: (loads[p], p))
-        part_of[item] = part
-        loads[part] += costs[item]
-    return part_of
-
-
 def best_makespan(costs: Sequence[int], parts: int) -> int:
     """The optimum by trying everything; for a handful of items."""
     best = sum(costs)
