@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqmesh.packer.differencing import largest_differencing
-from seqmesh.packer.lengths import Int64Array, as_lengths, total
+from seqmesh.packer.lengths import Int64Array, as_integer, as_lengths, total
 from seqmesh.packer.load_bound import heaviest_at_least
 from seqmesh.packer.longest_first import Limits, place
 from seqmesh.packer.placing import NO_CAPACITY, Job, improve, place_limited, sums
@@ -92,10 +92,9 @@ def spread(costs: Int64Array, loads: Int64Array) -> tuple[Int64Array, Int64Array
 
 
 def _check(parts: int, capacity: int | None, tokens: npt.ArrayLike | None, method: str) -> None:
-    if parts < 1:
-        raise ValueError(f"parts is {parts}: must be at least 1")
-    if capacity is not None and capacity < 1:
-        raise ValueError(f"capacity is {capacity}: must be at least 1")
+    as_integer("parts", parts, 1)
+    if capacity is not None:
+        as_integer("capacity", capacity, 1)
     if capacity is None and tokens is not None:
         raise ValueError("tokens are given without a capacity: give both or none")
     if method not in METHODS:

@@ -21,7 +21,7 @@ from seqmesh.packer.bounds import fewest_bins
 from seqmesh.packer.concat import concat
 from seqmesh.packer.groups import by_first_piece, group, share_out
 from seqmesh.packer.in_order import first_fit, first_fit_decreasing, next_fit, order_keeping
-from seqmesh.packer.lengths import Int64Array, as_lengths, total, total_and_largest
+from seqmesh.packer.lengths import Int64Array, as_integer, as_lengths, total, total_and_largest
 from seqmesh.packer.overlong import Pieces, check_policy, fit, without_supervision
 from seqmesh.packer.permute import permutation, shuffle_key
 from seqmesh.packer.rules import Rules, make_rules
@@ -155,7 +155,7 @@ def pack(
     """
     documents = as_lengths(lengths)
     everything, largest = total_and_largest(documents, "lengths")
-    key = shuffle_key(seed or 0, epoch)
+    key = shuffle_key(as_integer("seed", seed or 0, 0), as_integer("epoch", epoch, 0))
     rules = make_rules(
         len(documents),
         capacity=capacity,
@@ -204,9 +204,7 @@ class _Packing(NamedTuple):
 
 def longest_piece(capacity: int, multiple: int) -> int:
     """The most tokens of one document in a bin. Raises ValueError where padding leaves room for none."""
-    if multiple < 1:
-        raise ValueError(f"multiple is {multiple}: must be at least 1")
-    if capacity < multiple:
+    if as_integer("multiple", multiple, 1) > capacity:
         raise ValueError(f"multiple is {multiple}: must not be over the capacity, {capacity}")
     return capacity - capacity % multiple
 
@@ -224,8 +222,7 @@ def _check(method: str, overlong: str, bins_multiple: int, rules: Rules, documen
     if method not in METHODS:
         raise ValueError(f"method is {method!r}: must be one of {', '.join(METHODS)}")
     check_policy(overlong)
-    if bins_multiple < 1:
-        raise ValueError(f"bins_multiple is {bins_multiple}: must be at least 1")
+    as_integer("bins_multiple", bins_multiple, 1)
     if documents > MOST_DOCUMENTS:
         raise ValueError(f"{documents} documents: pack at most {MOST_DOCUMENTS} at once")
     if len(rules.extra) and (method == "concat" or overlong in ("truncate", "split")):

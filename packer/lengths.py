@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from seqmesh.packer.jit import jit
 
 Int64Array = npt.NDArray[np.int64]
+
+LARGEST = 1 << 62  # of any sum, so that two of them can be added
 
 
 def as_lengths(lengths: npt.ArrayLike, *, name: str = "lengths", minimum: int = 0) -> Int64Array:
@@ -34,6 +38,16 @@ def as_lengths(lengths: npt.ArrayLike, *, name: str = "lengths", minimum: int = 
     return widened
 
 
+def as_integer(name: str, value: Any, low: int, high: int = LARGEST) -> int:
+    """`value` as a plain integer. Raises ValueError for one outside of low to high, and for what is no integer."""
+    wrong_type = isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer)
+    if not wrong_type and value < low and high == LARGEST:
+        raise ValueError(f"{name} is {value}: must be at least {low}")
+    if wrong_type or not low <= value <= high:
+        raise ValueError(f"{name} is {value!r}: must be an integer from {low} to {high}")
+    return int(value)
+
+
 def total(values: Int64Array, name: str) -> int:
     """The exact sum of non-negative int64 values. Raises ValueError where 62 bits do not hold it.
 
@@ -45,7 +59,7 @@ def total(values: Int64Array, name: str) -> int:
 def total_and_largest(values: Int64Array, name: str) -> tuple[int, int]:
     """The sum, as `total` gives it, and the largest value, 0 for none; the values are read once."""
     wrapped, largest = _wrapped_sum_and_largest(values)
-    if largest * len(values) > 1 << 62 and float(values.sum(dtype=np.float64)) > 2.0**62:
+    if largest * len(values) > LARGEST and float(values.sum(dtype=np.float64)) > LARGEST:
         raise ValueError(f"the sum of {name} is over 2**62: use a coarser unit")
     return wrapped, largest
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqmesh.packer.jit import jit
-from seqmesh.packer.lengths import Int64Array, as_lengths
+from seqmesh.packer.lengths import Int64Array, as_integer, as_lengths
 
 STATE_VERSION = 1
 SLOT_BITS = 12
@@ -67,10 +67,10 @@ class OnlinePacker:
     def __init__(
         self, capacity: int, *, max_open: int = 32, max_wait: int | None = None, max_documents: int | None = None
     ) -> None:
-        self.capacity = _integer("capacity", capacity, 1, MAX_CAPACITY)
-        self.max_open = _integer("max_open", max_open, 1, MAX_OPEN)
-        self.max_wait = None if max_wait is None else _integer("max_wait", max_wait, 0, NEVER)
-        self.max_documents = None if max_documents is None else _integer("max_documents", max_documents, 1, NEVER)
+        self.capacity = as_integer("capacity", capacity, 1, MAX_CAPACITY)
+        self.max_open = as_integer("max_open", max_open, 1, MAX_OPEN)
+        self.max_wait = None if max_wait is None else as_integer("max_wait", max_wait, 0, NEVER)
+        self.max_documents = None if max_documents is None else as_integer("max_documents", max_documents, 1, NEVER)
         self._bins = _free_slots(self.max_open)
         self._seen = self._opened = self._open = 0
 
@@ -135,8 +135,8 @@ class OnlinePacker:
             max_wait=state["max_wait"],
             max_documents=state["max_documents"],
         )
-        packer._seen = _integer("seen", state["seen"], 0, NEVER)
-        packer._opened = _integer("opened", state["opened"], 0, packer._seen)
+        packer._seen = as_integer("seen", state["seen"], 0, NEVER)
+        packer._opened = as_integer("opened", state["opened"], 0, packer._seen)
         packer._reopen(*(as_lengths(state[name], name=name) for name in ("rooms", "serials", "opened_at", "documents")))
         return packer
 
@@ -193,12 +193,6 @@ def _hold(waiting: defaultdict[int, list[Int64Array]], bin_of: Int64Array, first
     starts = np.flatnonzero(np.diff(sorted_bins, prepend=-1))
     for start, stop in zip(starts, np.append(starts[1:], len(order)), strict=True):
         waiting[int(sorted_bins[start])].append(order[start:stop] + first)
-
-
-def _integer(name: str, value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
-        raise ValueError(f"{name} is {value!r}: must be an integer from {low} to {high}")
-    return int(value)
 
 
 def _check_fields(state: Mapping[str, Any]) -> None:

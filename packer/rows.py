@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from seqmesh.packer.bins import Bins, pack
 from seqmesh.packer.cost import CostModel
-from seqmesh.packer.lengths import Int64Array, as_lengths
+from seqmesh.packer.lengths import Int64Array, as_integer, as_lengths
 from seqmesh.packer.permute import mix64, permutation, shuffle_key
 
 LARGEST_WINDOW = 1_000_000  # documents: the plan of a window is computed anew when a job resumes inside it
@@ -71,8 +71,7 @@ def plan_rows(
     documents = as_lengths(lengths)
     if len(documents) > LARGEST_WINDOW:
         raise ValueError(f"the window has {len(documents)} documents: cut it into windows of at most {LARGEST_WINDOW}")
-    if rows_per_step < 1:
-        raise ValueError(f"rows_per_step is {rows_per_step}: must be at least 1")
+    as_integer("rows_per_step", rows_per_step, 1)
     bins = _pack_to_steps(documents, capacity, rows_per_step, seed=seed, epoch=epoch, **options)
     costs = _costs_of_bins(bins, cost or CostModel())
     key = mix64(shuffle_key(seed, epoch) ^ window)

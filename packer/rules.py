@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqmesh.packer.lengths import Int64Array, as_lengths, total
+from seqmesh.packer.lengths import LARGEST, Int64Array, as_integer, as_lengths, total
 
-NO_LIMIT = 1 << 62
+NO_LIMIT = LARGEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +44,6 @@ def make_rules(
 ) -> Rules:
     """Rules from what a user gave. Raises ValueError for a limit below 1, and for an `extra` that has not one entry for
     each document or no capacity."""
-    limits = {"capacity": capacity, "max_documents": max_documents, "extra_capacity": extra_capacity}
-    for name, limit in limits.items():
-        if limit is not None and limit < 1:
-            raise ValueError(f"{name} is {limit}: must be at least 1")
-    if lookahead < 0:
-        raise ValueError(f"lookahead is {lookahead}: must not be negative")
     if (extra is None) != (extra_capacity is None):
         raise ValueError("extra and extra_capacity belong together: give both or neither")
     second = as_lengths([] if extra is None else extra, name="extra")
@@ -57,11 +51,11 @@ def make_rules(
         raise ValueError(f"extra has {len(second)} entries for {documents} documents: must have one for each")
     total(second, "extra")
     return Rules(
-        capacity=capacity,
-        max_documents=NO_LIMIT if max_documents is None else max_documents,
+        capacity=as_integer("capacity", capacity, 1),
+        max_documents=NO_LIMIT if max_documents is None else as_integer("max_documents", max_documents, 1),
         extra=second,
-        extra_capacity=NO_LIMIT if extra_capacity is None else extra_capacity,
-        lookahead=lookahead,
+        extra_capacity=NO_LIMIT if extra_capacity is None else as_integer("extra_capacity", extra_capacity, 1),
+        lookahead=as_integer("lookahead", lookahead, 0),
         key=key,
         drawn=drawn,
     )

@@ -307,7 +307,7 @@ def test_bins_that_are_partly_full_are_used_first(case: tuple[list[int], int], d
         ([7], 7, {"multiple": 4}, "document 0 has 7 tokens: more than a bin holds, 4"),
         ([3], 8, {"max_documents": 0}, "max_documents is 0: must be at least 1"),
         ([3], 8, {"bins_multiple": 0}, "bins_multiple is 0: must be at least 1"),
-        ([3], 8, {"lookahead": -1}, "lookahead is -1: must not be negative"),
+        ([3], 8, {"lookahead": -1}, "lookahead is -1: must be at least 0"),
         ([3], 8, {"extra": [1]}, "extra and extra_capacity belong together"),
         ([3], 8, {"extra": [1, 2], "extra_capacity": 4}, "extra has 2 entries for 1 documents"),
         ([3], 8, {"extra": [5], "extra_capacity": 4}, "document 0 needs 5 of extra: more than a bin has, 4"),
@@ -315,9 +315,18 @@ def test_bins_that_are_partly_full_are_used_first(case: tuple[list[int], int], d
         ([3], 8, {"extra": [5], "extra_capacity": 4, "method": "concat"}, "method='concat' cuts documents"),
         ([3], 8, {"supervised_start": [0, 1]}, "supervised_start has 2 entries for 1 documents"),
         ([2**62, 2**62], 2**62, {}, "the sum of lengths is over"),
+        ([3], 8.5, {}, "capacity is 8.5: must be an integer from 1 to"),
+        ([3], "8", {}, "capacity is '8': must be an integer"),
+        ([3], True, {}, "capacity is True: must be an integer"),
+        ([3], 2**63, {}, "capacity is 9223372036854775808: must be an integer from 1 to"),
+        ([3], 8, {"max_documents": 1.5}, "max_documents is 1.5: must be an integer"),
+        ([3], 8, {"seed": 2**70}, "seed is 1180591620717411303424: must be an integer"),
+        ([3], 8, {"seed": -1}, "seed is -1: must be at least 0"),
+        ([[1, 2]], 8, {}, "lengths has 2 dimensions: must have one"),
+        ([True], 8, {}, "lengths has dtype bool: must be integers"),
     ],
 )
-def test_bad_input_is_refused(lengths: list[Any], capacity: int, options: dict[str, Any], message: str) -> None:
+def test_bad_input_is_refused(lengths: list[Any], capacity: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pack(lengths, capacity, **options)
 
