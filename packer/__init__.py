@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from seqmesh.packer.bins import Bins as Bins
     from seqmesh.packer.bins import pack as pack
     from seqmesh.packer.cost import CostModel as CostModel
-    from seqmesh.packer.mesh import Mesh as Mesh
+    from seqmesh.packer.cost import Machine as Machine
+    from seqmesh.packer.cost import ModelShape as ModelShape
     from seqmesh.packer.mesh import plan_step as plan_step
+    from seqmesh.packer.offload import Offload as Offload
     from seqmesh.packer.online import OnlinePacker as OnlinePacker
     from seqmesh.packer.online import packs as packs
     from seqmesh.packer.permute import permutation as permutation
+    from seqmesh.packer.plan import Mesh as Mesh
     from seqmesh.packer.plan import StepPlan as StepPlan
     from seqmesh.packer.plan import check_plan as check_plan
     from seqmesh.packer.rows import Rows as Rows
@@ -29,7 +32,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "Bins": "bins",
     "CostModel": "cost",
-    "Mesh": "mesh",
+    "Machine": "cost",
+    "Mesh": "plan",
+    "ModelShape": "cost",
+    "Offload": "offload",
     "OnlinePacker": "online",
     "Partition": "balance",
     "Rows": "rows",

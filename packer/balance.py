@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqmesh.packer.differencing import largest_differencing
+from seqmesh.packer.exchange import refine
 from seqmesh.packer.lengths import Int64Array, as_integer, as_lengths, total
 from seqmesh.packer.load_bound import heaviest_at_least
 from seqmesh.packer.longest_first import Limits, place
@@ -84,11 +85,18 @@ def partition(
 
 
 def spread(costs: Int64Array, loads: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Longest first onto parts that carry `loads` already: the part of each item, and the loads afterwards."""
+    """Longest first onto parts that carry `loads` already, refined: the part of each item, and the loads afterwards."""
+    order = descending(costs)
     part_of = np.empty(len(costs), np.int64)
     after = loads.copy()
-    place(costs, descending(costs), after, part_of)
-    return part_of, after
+    place(costs, order, after, part_of)
+    even = _near(-(-int(after.sum()) // len(loads)))
+    if len(costs) == 0 or int(after.max()) <= even:
+        return part_of, after
+    counts = np.bincount(part_of, minlength=len(loads))
+    room = np.minimum(counts + counts // 8 + 8, len(costs))
+    refine(costs, costs, order, part_of, room, fewest=0, capacity=NO_CAPACITY, bound=even, loads=loads)
+    return part_of, loads + sums(costs, part_of, len(loads))
 
 
 def _check(parts: int, capacity: int | None, tokens: npt.ArrayLike | None, method: str) -> None:

@@ -53,24 +53,37 @@ def refine(
     fewest: int,
     capacity: int,
     bound: int,
+    loads: Int64Array | None = None,
+    held: Int64Array | None = None,
 ) -> None:
     """Improve `part_of` [N] in place until its heaviest part has a load of at most `bound` or is stuck.
 
     order [N]: items from the dearest to the cheapest. room [parts]: the most items of each part; none ends with fewer
-    than `fewest` either, and none gets more than `capacity` tokens.
+    than `fewest` either, and none gets more than `capacity` tokens. loads, held [parts]: cost and tokens that parts
+    have besides the items, and that stay where they are; none by default.
     """
     if len(room) < 2 or len(order) == 0:
         return
     first = np.zeros(len(room) + 1, np.int64)
     np.cumsum(room, out=first[1:])
-    _refine(_listed(costs, tokens, order, part_of, first), part_of, fewest, capacity, bound)
+    none = np.zeros(len(room), np.int64)
+    loads, held = none if loads is None else loads, none if held is None else held
+    _refine(_listed(costs, tokens, order, part_of, first, loads, held), part_of, fewest, capacity, bound)
 
 
 @jit
-def _listed(costs: Int64Array, tokens: Int64Array, order: Int64Array, part_of: Int64Array, first: Int64Array) -> Parts:
+def _listed(
+    costs: Int64Array,
+    tokens: Int64Array,
+    order: Int64Array,
+    part_of: Int64Array,
+    first: Int64Array,
+    loads: Int64Array,
+    held: Int64Array,
+) -> Parts:
     """The parts as lists. Items are taken in order, so that each list is sorted."""
     parts, slots = len(first) - 1, first[-1]
-    size, loads, held = np.zeros(parts, np.int64), np.zeros(parts, np.int64), np.zeros(parts, np.int64)
+    size, loads, held = np.zeros(parts, np.int64), loads.copy(), held.copy()
     slot_costs, slot_tokens = np.empty(slots, np.int64), np.empty(slots, np.int64)
     items = np.empty(slots, np.int64)
     for item in order:

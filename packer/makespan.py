@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from seqmesh.packer.cost import CostModel
 from seqmesh.packer.jit import jit
 from seqmesh.packer.lengths import Int64Array
+from seqmesh.packer.pieces import piece_tokens, smallest_rings
 
 
-def makespan(
+def timeline(
     *,
     ranks: int,
     barrier: bool,
@@ -18,41 +21,124 @@ def makespan(
     document: Int64Array,
     ring_size: Int64Array,
     costs: Int64Array,
-) -> int:
-    """Finish time of the last rank, by event simulation over the pieces of a plan.
+) -> tuple[Int64Array, Int64Array]:
+    """When the micro-batch of each piece of a plan begins and ends [P], by event simulation.
 
-    A rank works through its waves in order, in each the rings and then the documents that are whole. A ring starts when
-    its last member arrives. With `barrier` no rank begins a wave before all have ended the one before.
+    Pieces are sorted by rank, then wave. A rank works through its micro-batches in the order of waves. Micro-batches
+    with pieces of one ring exchange keys and values in every layer, so they begin when the last of them is reached and
+    keep pace with the dearest of them; so do all that are connected through rings. With `barrier` no rank begins a
+    wave before all have ended the one before.
     """
-    order = np.lexsort((rank, document, ring_size == 1, wave))
+    batches = micro_batches(rank=rank, wave=wave, document=document, ring_size=ring_size, costs=costs)
+    begins, ends = np.empty((2, len(batches.first)), np.int64)
     clock = np.zeros(ranks, np.int64)
-    _simulate(clock, barrier, rank[order], wave[order], ring_size[order], costs[order])
-    return int(clock.max())
+    first = batches.first
+    _simulate(clock, barrier, batches.order, rank[first], wave[first], batches.group, batches.times, begins, ends)
+    return begins[batches.of_piece], ends[batches.of_piece]
+
+
+class MicroBatches(NamedTuple):
+    """Of B micro-batches: first [B], their first pieces; times [B], the sum of their pieces' costs; group [B], named by
+    its first one, those that are connected through rings; order [B] sorts them by wave and group. of_piece [P]."""
+
+    first: Int64Array
+    times: Int64Array
+    group: Int64Array
+    order: Int64Array
+    of_piece: Int64Array
+
+
+def micro_batches(
+    *, rank: Int64Array, wave: Int64Array, document: Int64Array, ring_size: Int64Array, costs: Int64Array
+) -> MicroBatches:
+    """The micro-batches of pieces that are sorted by rank and wave."""
+    first = np.flatnonzero(np.append(True, (rank[1:] != rank[:-1]) | (wave[1:] != wave[:-1]))) if len(rank) else rank
+    of_piece = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(rank))))
+    on_rings = np.flatnonzero(ring_size > 1)
+    on_rings = on_rings[np.argsort(document[on_rings], kind="stable")]
+    group = _connect(len(first), document[on_rings], of_piece[on_rings])
+    return MicroBatches(
+        first=first,
+        times=np.add.reduceat(costs, first) if len(rank) else costs,
+        group=group,
+        order=np.lexsort((group, wave[first])),
+        of_piece=of_piece,
+    )
+
+
+@jit
+def _connect(batches: int, document: Int64Array, batch: Int64Array) -> Int64Array:
+    """The group of each micro-batch, named by its first one; those with pieces of one document are in one group. Takes
+    the pieces of rings, sorted by document."""
+    group = np.arange(batches)
+    for piece in range(1, len(document)):
+        if document[piece] == document[piece - 1]:
+            a, b = _root(group, batch[piece - 1]), _root(group, batch[piece])
+            group[max(a, b)] = min(a, b)
+    for each in range(batches):
+        group[each] = _root(group, each)
+    return group
+
+
+@jit
+def _root(group: Int64Array, at: int) -> int:
+    while group[at] != at:
+        group[at] = group[group[at]]
+        at = group[at]
+    return at
 
 
 @jit
 def _simulate(
-    clock: Int64Array, barrier: bool, rank: Int64Array, wave: Int64Array, ring_size: Int64Array, costs: Int64Array
+    clock: Int64Array,
+    barrier: bool,
+    order: Int64Array,
+    rank: Int64Array,
+    wave: Int64Array,
+    group: Int64Array,
+    times: Int64Array,
+    begins: Int64Array,
+    ends: Int64Array,
 ) -> None:
-    """Advance each rank's clock over pieces sorted by wave, rings first, document."""
-    piece = 0
-    while piece < len(rank):
-        if barrier and piece > 0 and wave[piece] != wave[piece - 1]:
+    """Fill when each micro-batch begins and ends; `order` sorts them by wave and group."""
+    at = 0
+    while at < len(order):
+        if barrier and at > 0 and wave[order[at]] != wave[order[at - 1]]:
             clock[:] = clock.max()
-        members = rank[piece : piece + ring_size[piece]]
-        start = 0
-        for member in members:
-            start = max(start, clock[member])
-        for offset in range(len(members)):
-            clock[members[offset]] = start + costs[piece + offset]
-        piece += ring_size[piece]
+        last, begin, longest = at, 0, 0
+        while last < len(order) and group[order[last]] == group[order[at]]:
+            begin, longest = max(begin, clock[rank[order[last]]]), max(longest, times[order[last]])
+            last += 1
+        for batch in order[at:last]:
+            begins[batch], ends[batch] = begin, begin + longest
+            clock[rank[batch]] = begin + longest
+        at = last
 
 
-def lower_bound(lengths: Int64Array, ranks: int, cost: CostModel) -> int:
-    """No plan is faster, whatever rings it uses: all work spread evenly, and the last token of each document, which
-    attends to all of it, on one rank."""
+def lower_bound(
+    lengths: Int64Array, ranks: int, capacity: int, cost: CostModel, *, per_node: int, barrier: bool
+) -> int:
+    """No plan is faster, whatever rings it uses.
+
+    The most of: all work and the fixed costs of as few micro-batches as hold all tokens, spread evenly (with `barrier`
+    every rank has as many micro-batches as the one with most); and the longest document, on the best ring there is for
+    it, its traffic hidden by nothing but its own attention.
+    """
     if len(lengths) == 0:
         return 0
-    longest = int(lengths.max())
-    even = -(-int(cost.of(lengths).sum()) // ranks)
-    return max(even, cost.fixed + min(longest, 1) * (cost.linear + cost.quadratic * longest))
+    micro_batches = -(-int(lengths.sum()) // capacity)
+    if barrier:
+        micro_batches = -(-micro_batches // ranks) * ranks
+    even = -(-(int(cost.of(lengths).sum()) + cost.fixed * micro_batches) // ranks)
+    return max(even, _longest_alone(int(lengths.max()), ranks, capacity, cost, per_node))
+
+
+def _longest_alone(longest: int, ranks: int, capacity: int, cost: CostModel, per_node: int) -> int:
+    """Time of the first member of the best ring for the longest document, over all ring sizes that hold it."""
+    length = np.array([longest])
+    sizes = np.arange(min(int(smallest_rings(length, capacity)[0]), ranks), ranks + 1)
+    lengths, first = np.full(len(sizes), longest), np.zeros(len(sizes), np.int64)
+    attention = cost.attention(lengths, sizes, first)
+    traffic = cost.traffic(lengths, sizes, first, (sizes > per_node).astype(np.int64))
+    alone = cost.fixed + cost.linear * piece_tokens(lengths, sizes, first) + np.maximum(attention, traffic)
+    return int(alone.min())

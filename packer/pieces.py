@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from seqmesh.packer.jit import jit
 from seqmesh.packer.lengths import Int64Array
 
 T = TypeVar("T", int, Int64Array)
@@ -43,12 +44,37 @@ def piece_tokens(length: T, ring_size: T, index: T) -> T:
     return tokens
 
 
-def piece_pairs(length: T, ring_size: T, index: T) -> T:
+def piece_pairs(length: T, ring_size: T, index: T, window: int | None = None) -> T:
     """(query, key) pairs that causal attention computes for the queries of member `index`, exact: the token at position
-    p attends to p + 1 keys."""
+    p attends to p + 1 keys, to the last `window` of them where there is one."""
     (a, b), (c, d) = piece_ranges(length, ring_size, index)
-    pairs: T = (b * (b + 1) - a * (a + 1) + d * (d + 1) - c * (c + 1)) // 2
+    pairs: T = _pairs_before(b, window) - _pairs_before(a, window) + _pairs_before(d, window) - _pairs_before(c, window)
     return pairs
+
+
+def _pairs_before(position: T, window: int | None) -> T:
+    """Pairs of all queries before a position."""
+    if window is None:
+        return position * (position + 1) // 2
+    inside = np.minimum(position, window)
+    pairs: T = inside * (inside + 1) // 2 + (position - inside) * window
+    return pairs
+
+
+def piece_rows(length: T, ring_size: T, index: T, window: int | None = None) -> T:
+    """Rows of keys and values that member `index` sees and does not hold: what the ring brings it in one attention.
+
+    Without a window it sees everything up to the end of its late chunk. With one, each of its chunks sees `window` − 1
+    keys before its start; what lies in its early chunk it holds.
+    """
+    (a, b), (c, d) = piece_ranges(length, ring_size, index)
+    reach = d if window is None else window - 1
+    before_early = (b > a) * np.minimum(a, reach)
+    seen_from = np.where(d > c, np.maximum(c - reach, 0), c)
+    between = np.maximum(c - np.maximum(seen_from, b), 0)  # after the early chunk, before the late one
+    early_again = np.maximum(a - seen_from, 0)  # before the early chunk, seen from the late one
+    rows: T = between + np.maximum(before_early, early_again)
+    return rows
 
 
 def rows_sent(length: T, ring_size: T) -> T:
@@ -71,16 +97,36 @@ def largest_document(ranks: int, capacity: int) -> int:
     return capacity if ranks == 1 else 2 * ranks * (capacity // 2)
 
 
+def largest_pieces(lengths: Int64Array, ring_sizes: Int64Array, capacity: int) -> Int64Array:
+    """At least the tokens of each document's largest piece, for rings that are known to fit the capacity."""
+    return np.minimum(np.where(ring_sizes > 1, 2 * -(-lengths // (2 * ring_sizes)), lengths), capacity)
+
+
 def smallest_rings(lengths: Int64Array, capacity: int) -> Int64Array:
     """The smallest ring of each document that leaves no member with more than `capacity` tokens."""
     rings = np.maximum(-(-lengths // capacity), 1)
-    for document in np.flatnonzero(rings > 1):
-        while _largest_piece(int(lengths[document]), int(rings[document])) > capacity:
-            rings[document] += 1  # both chunks of a piece had been rounded up
+    _widen(lengths, capacity, rings)
     return rings
 
 
-def _largest_piece(length: int, ring_size: int) -> int:
-    """Tokens of a document's largest piece."""
-    index = np.arange(ring_size, dtype=np.int64)
-    return int(piece_tokens(np.full_like(index, length), np.full_like(index, ring_size), index).max())
+@jit
+def _widen(lengths: Int64Array, capacity: int, rings: Int64Array) -> None:
+    """Add members where both chunks of a piece were rounded up and do not fit together."""
+    for document in range(len(lengths)):
+        while rings[document] > 1 and _largest_piece(lengths[document], rings[document], capacity) > capacity:
+            rings[document] += 1
+
+
+@jit
+def _largest_piece(length: int, ring_size: int, enough: int) -> int:
+    """Tokens of a document's largest piece; not looked for where no piece can have more than `enough`."""
+    chunks = 2 * ring_size
+    largest = 2 * -(-length // chunks)
+    if largest <= enough:
+        return largest
+    largest = 0
+    for index in range(ring_size):
+        early = (index + 1) * length // chunks - index * length // chunks
+        late = (chunks - index) * length // chunks - (chunks - 1 - index) * length // chunks
+        largest = max(largest, early + late)
+    return largest

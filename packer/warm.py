@@ -12,9 +12,10 @@ from itertools import product
 
 from seqmesh.packer import balance, bins
 from seqmesh.packer.cost import CostModel
-from seqmesh.packer.mesh import Mesh, plan_step
+from seqmesh.packer.mesh import plan_step
 from seqmesh.packer.online import OnlinePacker
 from seqmesh.packer.permute import mix64, permute
+from seqmesh.packer.plan import Mesh
 from seqmesh.packer.rooms import LARGEST_INDEX
 from seqmesh.packer.rows import plan_rows
 
@@ -58,5 +59,11 @@ def _partition(lengths: tuple[int, ...]) -> None:
 
 
 def _plan() -> None:
-    """A document on a ring of two, and one that is whole."""
-    plan_step((CAPACITY + 2, 1), Mesh(ranks=2, capacity=CAPACITY), CostModel())
+    """A document on a ring of two, and one that is whole, in every mode; a ring over two nodes."""
+    for mesh in (
+        Mesh(ranks=2, capacity=CAPACITY),
+        Mesh(ranks=2, capacity=CAPACITY, mode="waves"),
+        Mesh(ranks=2, capacity=CAPACITY, stages=2),
+        Mesh(ranks=2, capacity=CAPACITY, ranks_per_node=1),
+    ):
+        plan_step((CAPACITY + 2, 1), mesh, CostModel())

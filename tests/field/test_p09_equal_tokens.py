@@ -18,6 +18,11 @@ def test_parts_of_equal_tokens_differ_eightfold_in_work_and_the_answer_says_so()
 
 
 def test_a_document_over_both_ranks_evens_the_work() -> None:
-    plan = plan_step(LENGTHS, Mesh(ranks=2, capacity=8191), CostModel(linear=0, quadratic=2))  # 2 pairs ~ length²
+    squares = CostModel(linear=0, quadratic=2)  # two pairs are about the square of a length
+    plan = plan_step(LENGTHS, Mesh(ranks=2, capacity=8192), squares)
     assert plan.rings == 1
-    assert abs(plan.makespan / 37_748_736 - 1) < 0.01
+    assert abs(plan.makespan / 37_748_736 - 1) < 0.001
+    whole = plan_step(LENGTHS, Mesh(ranks=2, capacity=8192), CostModel(linear=0, quadratic=2, row_near=10**9))
+    assert whole.rings == 0
+    assert abs(whole.makespan / 67_108_864 - 1) < 0.001
+    assert whole.imbalance > 1.7  # and the plan says so
