@@ -7,6 +7,7 @@ batches and knows nothing of ranks; the *mesh* (ranks, capacity, cost) decides h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -19,18 +20,48 @@ from seqmesh.packer.plan import Mode
 
 MAX_SETTING = 1 << 40  # far above any use, far below where 64-bit sums end
 
+MAX_WAITING = 1 << 8  # documents that are held back at a time: their places travel with every batch
+
 Overlong = Literal["error", "truncate", "split", "drop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delay:
+    """Documents of at least thresholds[i] tokens, and fewer than the next threshold, wait until there are `release` of
+    them; see `delay`."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    thresholds: tuple[int, ...]
+    release: int
+
+    def __post_init__(self) -> None:
+        if not self.thresholds or self.thresholds[0] < 1 or any(a >= b for a, b in pairwise(self.thresholds)):
+            raise ValueError(f"thresholds are {list(self.thresholds)}: must be at least 1, and ascend")
+        most = MAX_WAITING // (len(self.thresholds) + 1)
+        if not 1 <= self.release <= most:
+            raise ValueError(f"release is {self.release}: must be at least 1, and at most {most}")
+
+    def check(self, longest: int, tokens_per_step: int) -> None:
+        """Raises ValueError where documents would wait for nothing or be released to where they have no room."""
+        if self.thresholds[-1] > longest:
+            raise ValueError(f"delay.thresholds end with {self.thresholds[-1]}: no document is over {longest} tokens")
+        if self.release * longest > tokens_per_step:
+            raise ValueError(
+                f"delay.release is {self.release}: so many documents of {longest} tokens are over tokens_per_step, "
+                f"{tokens_per_step}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
     """data: folder of a shard set. tokens_per_step: most tokens of a global batch. capacity: most tokens of one
-    micro-batch on one rank. mode: `free` or `waves`, see `packer.mesh.Mesh`. max_document: most tokens of a document,
-    by default the smaller of capacity and tokens_per_step; one over the capacity is spread over ranks. `overlong` says
-    what happens to longer ones (error: refuse at start; truncate: keep the beginning; split: pieces of max_document
-    tokens become documents of their own; drop: leave out). epochs: passes over the data, None for no end. seed and
-    shuffle: the order of documents, a new global shuffle for each epoch. cost: what ranks are balanced by, None for
-    tokens alone.
+    micro-batch on one rank. mode: `free` or `waves`, and ranks_per_node: see `packer.plan.Mesh`. max_document: most
+    tokens of a document, by default the smaller of capacity and tokens_per_step; one over the capacity is spread over
+    ranks. `overlong` says what happens to longer ones (error: refuse at start; truncate: keep the beginning; split:
+    pieces of max_document tokens become documents of their own; drop: leave out). epochs: passes over the data, None
+    for no end. seed and shuffle: the order of documents, a new global shuffle for each epoch. delay: long documents are
+    held back until several come together, None for none. cost: what ranks are balanced by, None for tokens alone.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -44,12 +75,14 @@ class LoaderSettings:
     epochs: int | None = None
     seed: int = 0
     shuffle: bool = True
+    delay: Delay | None = None
     cost: CostModel | None = None
     mode: Mode = "free"
+    ranks_per_node: int | None = None
     verify: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("tokens_per_step", "capacity", "ranks", "max_document", "epochs"):
+        for name in ("tokens_per_step", "capacity", "ranks", "ranks_per_node", "max_document", "epochs"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MAX_SETTING:
                 raise ValueError(f"{name} is {value}: must be at least 1, and at most {MAX_SETTING}")
@@ -61,6 +94,8 @@ class LoaderSettings:
             raise ValueError(
                 f"max_document is {self.longest}: must not be over tokens_per_step, {self.tokens_per_step}"
             )
+        if self.delay is not None:
+            self.delay.check(self.longest, self.tokens_per_step)
         if self.mode not in get_args(Mode):
             raise ValueError(f"mode is {self.mode!r}: must be one of {', '.join(get_args(Mode))}")
 
@@ -77,13 +112,14 @@ class LoaderSettings:
                 "use more ranks, a larger capacity or a smaller max_document"
             )
 
-    def order(self) -> dict[str, int | str | bool]:
+    def order(self) -> dict[str, Any]:
         """What decides the global batches besides the data and the state; a resumed run must have the same."""
         return {
             "tokens_per_step": self.tokens_per_step,
             "max_document": self.longest,
             "overlong": self.overlong,
             "shuffle": self.shuffle,
+            "delay": self.delay and {"thresholds": list(self.delay.thresholds), "release": self.delay.release},
         }
 
     def to_json(self) -> bytes:

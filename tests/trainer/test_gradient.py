@@ -119,7 +119,7 @@ def test_gradient_equals_one_process_document_by_document(tmp_path: Path, case: 
     settings = settings_for(data, ranks=count, shuffle=False, epochs=None, mode=mode, **changes)
     counts, sent = check_gradients(lengths, settings)
     assert sent == 0
-    if count > 1:
+    if count > 1 and (mode == "free" or case == "empty_rank"):
         assert len({tuple(c) for c in counts}) > 1  # the ranks do differ
         assert (0 in [c[0] for c in counts]) == (case == "empty_rank")
 

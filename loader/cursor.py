@@ -1,0 +1,58 @@
+"""A place in an epoch, and the pieces that come there.
+
+A cursor is an int64 array of five: position in the order of the epoch, offset in the document there, tokens served,
+tokens truncated, documents dropped. These routines move it and count what was cut or left out; what becomes of a piece,
+and the count of tokens served, is their caller's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from seqmesh.packer.jit import jit
+from seqmesh.packer.lengths import Int64Array
+from seqmesh.packer.permute import permute
+
+POLICIES = ("error", "truncate", "split", "drop")
+TRUNCATE, SPLIT, DROP = 1, 2, 3  # places in POLICIES
+
+
+@jit
+def document_at(position: int, documents: int, key: int) -> int:
+    """A key of -1 keeps the documents in order."""
+    return permute(position, documents, key) if key >= 0 else position
+
+
+@jit
+def look(cursor: Int64Array, lengths: Int64Array, key: int, longest: int, policy: int) -> tuple[int, int]:
+    """Document and length of the piece that comes next, past documents that are dropped; (−1, 0) at the epoch's end."""
+    while cursor[0] < len(lengths):
+        document = document_at(cursor[0], len(lengths), key)
+        remaining = lengths[document] - cursor[1]
+        if policy != DROP or remaining <= longest:
+            return document, min(remaining, longest)
+        cursor[0] += 1
+        cursor[4] += 1
+    return -1, 0
+
+
+@jit
+def move_on(cursor: Int64Array, document_length: int, length: int, policy: int) -> None:
+    """Past a piece of this length."""
+    left = document_length - cursor[1] - length
+    if left > 0:
+        if policy == SPLIT:
+            cursor[1] += length
+            return
+        cursor[3] += left
+    cursor[0] += 1
+    cursor[1] = 0
+
+
+@jit
+def add_row(rows: Int64Array, count: int, document: int, offset: int, length: int) -> tuple[Int64Array, int]:
+    """The rows with one more, in place where there is room."""
+    if count == len(rows):
+        rows = np.concatenate((rows, np.empty_like(rows)))
+    rows[count, 0], rows[count, 1], rows[count, 2] = document, offset, length
+    return rows, count + 1
