@@ -17,11 +17,14 @@ from seqmesh.loader.files import atomic_write
 
 MODULES = {
     "packer": "seqmesh.benchmarks.packer",
+    "planner": "seqmesh.benchmarks.planner",
     "rings": "seqmesh.benchmarks.rings",
     "loader": "seqmesh.benchmarks.loader",
     "train": "seqmesh.benchmarks.train",
+    "calibrate": "seqmesh.benchmarks.calibrate",
 }
 ALL = "all"
+CALIBRATE = "calibrate"  # takes `cost_path`, too: where to write the cost file
 
 
 class Benchmark(Protocol):
@@ -29,7 +32,7 @@ class Benchmark(Protocol):
 
     PEERS: tuple[str, ...]
 
-    def run(self, *, quick: bool, against: tuple[str, ...]) -> Results: ...
+    def run(self, *, quick: bool, against: tuple[str, ...], **extra: Path) -> Results: ...
 
 
 def names() -> tuple[str, ...]:
@@ -43,14 +46,18 @@ def run(
     quick: bool,
     json_path: Path | None = None,
     against: tuple[str, ...] = (),
+    cost_path: Path | None = None,
     console: Console | None = None,
 ) -> Report:
-    """Run a benchmark, print it, write it to `json_path`.
+    """Run a benchmark, print it, write it to `json_path`; the cost model of `calibrate` to `cost_path`.
 
-    Raises ValueError for an unknown name, or for a peer that none of the benchmarks run knows; before anything runs.
+    Raises ValueError for an unknown name, for a cost file of another benchmark, or for a peer that none of the
+    benchmarks run knows; before anything runs.
     """
     if name not in names():
         raise ValueError(f"name is {name!r}: must be one of {', '.join(names())}")
+    if cost_path is not None and name != CALIBRATE:
+        raise ValueError(f"cost is {cost_path}: a cost file is written by {CALIBRATE} alone, not by {name}")
     console = console or Console()
     chosen = {n: cast("Benchmark", import_module(MODULES[n])) for n in (MODULES if name == ALL else (name,))}
     known = tuple(peer for benchmark in chosen.values() for peer in benchmark.PEERS)
@@ -58,11 +65,15 @@ def run(
     results = Results()
     for each, benchmark in chosen.items():
         console.print(f"measuring {each} ...", highlight=False)
-        results += benchmark.run(quick=quick, against=tuple(peer for peer in against if peer in benchmark.PEERS))
+        extra = {"cost_path": cost_path} if cost_path is not None else {}
+        own = tuple(peer for peer in against if peer in benchmark.PEERS)
+        results += benchmark.run(quick=quick, against=own, **extra)
     where["load_after"] = load()
     report = Report(environment=where, rows=results.rows, ratios=results.ratios)
     show(report, console)
     if json_path is not None:
         atomic_write(json_path, report.to_json())
         console.print(f"wrote {json_path}", highlight=False)
+    if cost_path is not None:
+        console.print(f"wrote {cost_path}", highlight=False)
     return report

@@ -15,8 +15,10 @@ from typing import Any, ClassVar, Literal
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from seqmesh.loader.cost_file import read_cost
 from seqmesh.loader.explain import explain
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.checkpoint import CheckpointConfig
 from seqmesh.trainer.model import ModelConfig
 from seqmesh.trainer.optim import OptimConfig
@@ -26,8 +28,9 @@ from seqmesh.trainer.optim import OptimConfig
 class TrainConfig:
     """run: folder for logs, checkpoints and the resolved configuration. steps: optimizer steps in all. ranks:
     processes on this machine. seed: of the weights. timeout: seconds that any wait for the loader or another rank may
-    take. credit_bytes: batches that the loader may send ahead, in bytes. The number of ranks and the cost model that
-    the loader balances by come from here, not from `loader`.
+    take. credit_bytes: batches that the loader may send ahead, in bytes. cost: a file of `seqmesh bench calibrate`, or
+    None to count the work of the model's shape. The number of ranks and the cost model that the loader balances by come
+    from here, not from `loader`.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -43,6 +46,7 @@ class TrainConfig:
     dtype: Literal["float32", "float64"] = "float32"
     timeout: float = 120.0
     credit_bytes: int = 64 << 20
+    cost: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "ranks", "credit_bytes"):
@@ -53,6 +57,10 @@ class TrainConfig:
         if self.loader.ranks != 1 or self.loader.cost is not None:
             raise ValueError("loader.ranks and loader.cost are set by the trainer: leave them out")
 
+    def cost_model(self) -> CostModel:
+        """What ranks are balanced by. Raises as `read_cost` does."""
+        return self.model.shape.cost_model() if self.cost is None else read_cost(Path(self.cost))
+
 
 _ADAPTER = TypeAdapter(TrainConfig)
 
@@ -60,7 +68,7 @@ _ADAPTER = TypeAdapter(TrainConfig)
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a YAML file and apply overrides such as `optim.lr=1e-3` (values are YAML too).
 
-    Raises FileNotFoundError, or ValueError naming every field that is unknown, missing or unfit.
+    Raises FileNotFoundError, or ValueError naming every field that is unknown, missing or unfit; of a cost file, too.
     """
     try:
         fields = yaml.safe_load(Path(path).read_text())
@@ -71,9 +79,11 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
     for override in overrides:
         _apply(fields, override)
     try:
-        return _ADAPTER.validate_python(fields)
+        config = _ADAPTER.validate_python(fields)
     except ValidationError as error:
         raise ValueError(f"{path} does not make a training job: {explain(error)}") from error
+    config.cost_model()  # a cost file that can not be used is refused before anything starts
+    return config
 
 
 def save_config(config: TrainConfig, path: Path) -> None:

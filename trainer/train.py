@@ -22,8 +22,10 @@ from torch import Tensor
 
 from seqmesh.kernels.layout import Traffic
 from seqmesh.loader.batch import PackedBatch, batch_digest, step_digest
+from seqmesh.loader.cost_file import cost_digest
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.checkpoint import gather_tensors, load_checkpoint, newest_checkpoint, save_checkpoint
 from seqmesh.trainer.config import TrainConfig, load_config, save_config
 from seqmesh.trainer.model import Transformer
@@ -37,8 +39,8 @@ Say = Callable[[str], object]
 
 
 def loader_settings(config: TrainConfig, ranks: int) -> LoaderSettings:
-    """The loader's settings for this job: its mesh, and the model's own cost."""
-    settings = replace(config.loader, ranks=ranks, cost=config.model.shape.cost_model())
+    """The loader's settings for this job: its mesh and its cost model."""
+    settings = replace(config.loader, ranks=ranks, cost=config.cost_model())
     settings.check_mesh()
     return settings
 
@@ -56,6 +58,7 @@ class Job:
         self.replica = make_replica(self.model, ranks, config.loader.mode, extra=EXTRA)
         self.optimizer = make_optimizer(self.model.parameters(), config.optim)
         self.traffic = Traffic()
+        self.cost = cost_digest(loader.settings.cost or CostModel())
         self.agreed = ""  # digest of the plan that all ranks are known to have for the next step
         self.step = 0  # steps done
 
@@ -70,6 +73,8 @@ class Job:
         self.loader.load_state_dict(state["loader"])
         self.step = state["step"]
         self.say(f"resumed from {path}")
+        if state.get("cost", self.cost) != self.cost:
+            self.say("its cost model was another: the same global batches may be spread over the ranks in another way")
 
     def run(self) -> None:
         """All steps that are left; stops early where the data end."""
@@ -156,7 +161,7 @@ class Job:
             return
         tensors = gather_tensors(self.model, self.optimizer)
         if self.ranks.is_first:
-            state = {"loader": self.loader.state_dict(), "ranks": self.ranks.count}
+            state = {"loader": self.loader.state_dict(), "ranks": self.ranks.count, "cost": self.cost}
             path = save_checkpoint(self.folder, self.step, tensors, state, keep=self.config.checkpoint.keep)
             self.say(f"saved {path}")
 
@@ -171,6 +176,7 @@ def train(config: TrainConfig, say: Say = print) -> int:
         if ranks.is_first:
             save_config(config, Path(config.run) / "config.yaml")
         settings = loader_settings(config, ranks.count)
+        ranks.agree(cost_digest(settings.cost or CostModel()), "the digest of the cost model")
         with Loader(settings, device=ranks.device, timeout=config.timeout, credit_bytes=config.credit_bytes) as loader:
             _check_vocabulary(config, loader)
             job = Job(config, ranks, loader, say)

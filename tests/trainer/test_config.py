@@ -3,7 +3,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from seqmesh.loader.cost_file import write_cost
+from seqmesh.packer.fit import Sample, Seconds, make_fit
 from seqmesh.trainer.config import load_config, save_config
+from seqmesh.trainer.train import loader_settings
 
 JOB = {
     "run": "runs/x",
@@ -65,3 +68,21 @@ def test_a_missing_setting_is_named(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("run: x\nsteps: 3\n")
     with pytest.raises(ValueError, match=r"loader: .*; model: "):
         load_config(tmp_path / "job.yaml")
+
+
+def test_ranks_are_balanced_by_the_models_shape_or_by_a_cost_file(job: Path, tmp_path: Path) -> None:
+    assert loader_settings(load_config(job), 2).cost == load_config(job).model.shape.cost_model()
+    fit = make_fit(Seconds(fixed=1e-3, linear=1e-5, quadratic=1e-8), [Sample(tokens=9, pairs=9, seconds=1.0)])
+    write_cost(tmp_path / "cost.json", fit, {})
+    config = load_config(job, [f"cost={tmp_path}/cost.json"])
+    assert loader_settings(config, 2).cost == fit.cost
+    save_config(config, tmp_path / "resolved.yaml")
+    assert load_config(tmp_path / "resolved.yaml") == config
+
+
+def test_a_cost_file_that_can_not_be_used_is_refused_at_once(job: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nothing\.json is no cost file"):
+        load_config(job, [f"cost={tmp_path}/nothing.json"])
+    (tmp_path / "bad.json").write_text('{"version": 1, "unit_seconds": 1.0, "cost": {"linear": -1}, "fit": {}}')
+    with pytest.raises(ValueError, match=r"bad\.json is not a valid cost file: cost: linear is -1.*environment: "):
+        load_config(job, [f"cost={tmp_path}/bad.json"])
