@@ -23,6 +23,7 @@ USER_ERRORS = (ValueError, OSError, RuntimeError, NotImplementedError)
 Engine = Literal["auto", "tokenizers", "tiktoken"]
 OnError = Literal["stop", "skip"]
 Overlong = Literal["error", "truncate", "split", "drop"]
+Mode = Literal["free", "waves"]
 
 EXTRA_PACKAGES = ("torch", "safetensors", "matplotlib")
 
@@ -139,6 +140,54 @@ def pack(
 
 
 @app.command()
+def plan(
+    folder: Annotated[Path, typer.Argument(help="A shard set.")],
+    ranks: Annotated[int, typer.Option(help="Ranks to spread a step over.")],
+    capacity: Annotated[int, typer.Option(help="Most tokens of a micro-batch on one rank.")],
+    tokens_per_step: Annotated[int, typer.Option(help="Most tokens of a step.")],
+    ranks_per_node: Annotated[
+        int | None, typer.Option(help="Ranks with fast links to each other (default: all).")
+    ] = None,
+    mode: Annotated[Mode, typer.Option(help="waves: all ranks have equally many micro-batches.")] = "free",
+    steps: Annotated[int, typer.Option(help="Steps to plan.")] = 1,
+    first_step: Annotated[int, typer.Option(help="The first of them, counted from 0.")] = 0,
+    max_document: Annotated[int | None, typer.Option(help="Most tokens of a document (default: the capacity).")] = None,
+    overlong: Annotated[Overlong, typer.Option(help="What happens to longer documents.")] = "error",
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the order of documents.")] = 0,
+    shape: Annotated[str | None, typer.Option(help="The model whose costs are balanced: 8b (the default).")] = None,
+    cost: Annotated[Path | None, typer.Option(help="A JSON file with the cost model instead.")] = None,
+    flops: Annotated[float | None, typer.Option(help="FLOP/s that a rank reaches: say how long steps take.")] = None,
+    near: Annotated[float | None, typer.Option(help="Bytes/s into a rank from its node (default: no limit).")] = None,
+    far: Annotated[float | None, typer.Option(help="Bytes/s into a rank from other nodes (default: as near).")] = None,
+    launch: Annotated[float | None, typer.Option(help="Seconds that any micro-batch takes (default: 0).")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the numbers of every step to this file, too.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the first step into this file (.png, .html).")] = None,
+) -> None:
+    """Plan steps of a shard set: rings, micro-batches, time over the least possible, bytes sent; and draw one."""
+    from seqmesh.tools import plan as command
+    from seqmesh.tools.plan_costs import CostOptions
+
+    command.run(
+        folder=folder,
+        ranks_per_node=ranks_per_node,
+        first_step=first_step,
+        steps=steps,
+        costs=CostOptions(shape=shape, file=cost, flops=flops, near=near, far=far, launch=launch),
+        json_path=json,
+        plot=plot,
+        ranks=ranks,
+        capacity=capacity,
+        mode=mode,
+        tokens_per_step=tokens_per_step,
+        max_document=max_document,
+        overlong=overlong,
+        epochs=epochs,
+        seed=seed,
+    )
+
+
+@app.command()
 def serve(
     data: Annotated[Path, typer.Argument(help="A shard set.")],
     tokens_per_step: Annotated[int, typer.Option(help="Most tokens of a global batch.")],
@@ -187,15 +236,17 @@ def report(run: Annotated[Path, typer.Argument(help="The run folder of a trainin
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="packer, rings, loader, train or all.")],
+    name: Annotated[str, typer.Argument(help="packer, rings, loader, train, planner, calibrate or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: done within 40 seconds each.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the results to this file, too.")] = None,
     against: Annotated[str, typer.Option(help="Peers to compare with, separated by commas (default: all).")] = "",
+    cost: Annotated[Path | None, typer.Option(help="calibrate: write the cost file of a job here.")] = None,
 ) -> None:
     """Measure a part against peers or the machine's roof, in the same run."""
     from seqmesh.tools import bench as command
 
-    command.run(name=name, quick=quick, json_path=json, against=tuple(filter(None, against.split(","))))
+    peers = tuple(filter(None, against.split(",")))
+    command.run(name=name, quick=quick, json_path=json, against=peers, cost_path=cost)
 
 
 @app.command()

@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from rich.console import Console
 
-from seqmesh.loader.files import atomic_path, atomic_write, checksum
-from seqmesh.loader.manifest import MANIFEST_NAME, Manifest
+from seqmesh.loader.files import atomic_path, atomic_write
+from seqmesh.loader.manifest import Manifest
 from seqmesh.loader.shards import ShardSet
 from seqmesh.packer.bins import LOOKAHEAD, METHODS, Bins, longest_piece, pack
 from seqmesh.packer.cost import MODEL_8B, attended_pairs
 from seqmesh.packer.lengths import Int64Array, as_lengths
+from seqmesh.tools.output import check_folders, identity, print_written
 from seqmesh.tools.pack_report import Comparison, MethodResult, draw, print_comparison
 
 METADATA_KEY = "seqmesh"
@@ -83,8 +83,7 @@ def run(
         atomic_write(json_path, to_json(data, options, found))
     if plot is not None:
         draw(found, plot)
-    for path in filter(None, (output, json_path, plot)):
-        console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+    print_written(console, output, json_path, plot)
     return found
 
 
@@ -104,13 +103,6 @@ def check_output(output: Path | None, methods: Sequence[str], *, force: bool) ->
         raise ValueError(f"--output holds the bins of one method, there are {len(methods)}: choose with one --method")
     if output.exists() and not force:
         raise FileExistsError(f"{output} is there already: give another name, or --force to replace it")
-
-
-def check_folders(*files: Path | None) -> None:
-    """Raises FileNotFoundError for a file that has no folder to be in."""
-    for path in files:
-        if path is not None and not path.parent.is_dir():
-            raise FileNotFoundError(f"cannot write {path}: {path.parent} is no folder")
 
 
 def check_lengths(shards: ShardSet, options: PackOptions, methods: Sequence[str]) -> None:
@@ -198,17 +190,6 @@ def write_assignment(path: Path, table: pa.Table, metadata: dict[str, Any]) -> N
             file.write_table(table, max_chunksize=BATCH_ROWS)
     except OSError as error:
         raise OSError(f"cannot write {path}: {error}") from error
-
-
-def identity(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """Which documents these are, and who packed them."""
-    return {
-        "seqmesh": version("seqmesh"),
-        "manifest_xxh3": checksum(folder / MANIFEST_NAME),
-        "tokenizer": manifest.tokenizer,
-        "documents": manifest.documents,
-        "tokens": manifest.tokens,
-    }
 
 
 def to_json(data: dict[str, Any], options: PackOptions, found: Comparison) -> bytes:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seqmesh.loader.files import atomic_path
+from seqmesh.tools.output import print_whole
 
 DOT, GUIDE = "#1f4e79", "#dddddd"
 SHORT_FROM = 1_000_000
@@ -68,7 +69,7 @@ def print_comparison(console: Console, found: Comparison, folder: Path) -> None:
     policy = "cut where a bin ends" if found.policy == "error" else found.policy  # refused, unless all is cut
     overlong = f", {found.overlong:,} of them longer than a bin: {policy}" if found.overlong else ""
     console.print(Text(f"{folder}: {found.documents:,} documents, {found.tokens:,} tokens{overlong}"), soft_wrap=True)
-    _print_whole(console, comparison_table(found))
+    print_whole(console, comparison_table(found))
     notes = NOTES if found.rows_per_step is None else (*NOTES, WAITING_NOTE.format(found.rows_per_step))
     for note in notes:
         console.print(note, style="dim", highlight=False, soft_wrap=True)
@@ -100,14 +101,6 @@ def _columns(found: Comparison) -> dict[str, Callable[[MethodResult], str]]:
     if found.rows_per_step is not None:
         columns["steps"] = lambda result: f"{result.waiting or 0:.2f}"
     return columns | {"CPU s": lambda result: f"{result.seconds:.3f}"}
-
-
-def _print_whole(console: Console, table: Table) -> None:
-    """A table wider than the terminal, or than what rich takes a file to be, is not shortened."""
-    width, most = console.width, console.options.update(max_width=1 << 10)
-    console.width = max(width, console.measure(table, options=most).maximum)
-    console.print(table)
-    console.width = width
 
 
 def _short(count: int) -> str:
