@@ -31,8 +31,9 @@ from seqmesh.benchmarks.peers_packing import ADAPTERS, FAST
 from seqmesh.packer.bins import METHODS, pack
 from seqmesh.packer.cost import MODEL_8B
 from seqmesh.packer.lengths import Int64Array
-from seqmesh.packer.mesh import Mesh, plan_step
+from seqmesh.packer.mesh import plan_step
 from seqmesh.packer.online import OnlinePacker
+from seqmesh.packer.plan import Mesh
 
 PEERS = tuple(ADAPTERS)
 CAPACITY = 32_768  # of plans and partitions

@@ -11,10 +11,12 @@ import numpy as np
 
 from seqmesh.benchmarks.harness import Results, Row, Spread, chosen_peers, ratio, row
 from seqmesh.benchmarks.lengths import python_documents
+from seqmesh.benchmarks.planner_cases import H800, NODE
 from seqmesh.packer.cost import MODEL_8B
 from seqmesh.packer.lengths import Int64Array
-from seqmesh.packer.mesh import Mesh, plan_step
+from seqmesh.packer.mesh import plan_step
 from seqmesh.packer.pieces import largest_document, rows_sent
+from seqmesh.packer.plan import Mesh
 
 PEERS: tuple[str, ...] = ()
 CAPACITY = 8_192
@@ -40,7 +42,8 @@ def run(*, quick: bool, against: tuple[str, ...] = ()) -> Results:
 def compare(ranks: int, steps: list[Int64Array]) -> Results:
     """Bytes per step and layer of the planner's rings and of rings over all ranks."""
     case = f"{ranks} ranks"
-    plans = [plan_step(lengths, Mesh(ranks=ranks, capacity=CAPACITY), MODEL_8B.cost_model()) for lengths in steps]
+    mesh = Mesh(ranks=ranks, capacity=CAPACITY, ranks_per_node=NODE)
+    plans = [plan_step(lengths, mesh, MODEL_8B.cost_model(H800)) for lengths in steps]
     rings = [int(rows_sent(plan.lengths, np.diff(plan.ring_offsets)).sum()) for plan in plans]
     static = [int(rows_sent(lengths, np.full_like(lengths, ranks)).sum()) for lengths in steps]
     planned = _bytes(case, "rings", rings, documents=sum(plan.rings for plan in plans), steps=len(steps))

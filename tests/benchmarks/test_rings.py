@@ -5,13 +5,13 @@ import numpy as np
 from seqmesh.benchmarks.rings import ROW_BYTES, compare
 
 
-def test_only_documents_over_the_capacity_send_anything() -> None:
-    results = compare(2, [np.array([100, 200, 8_192]), np.array([50, 8_200])])
+def test_only_documents_that_are_spread_send_anything() -> None:
+    results = compare(2, [np.array([100, 100, 8_192, 8_192]), np.array([50, 8_200])])
     rings, static = results.rows
     assert (rings.low, rings.counts["documents"]) == (0, 1)
     # Of 8,200 tokens on two ranks, member 1 gets chunk 0, member 0 gets chunk 1, and chunk 2 as well: 3/4 of the rows.
     assert rings.high == 8_200 * 3 / 4 * ROW_BYTES
-    assert static.counts["documents"] == 5
+    assert static.counts["documents"] == 6
     (ratio,) = results.ratios
     assert ratio.figure == "ring_bytes_vs_static"
     assert rings.value is not None
