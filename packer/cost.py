@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from seqmesh.packer.lengths import Int64Array, total
+from seqmesh.packer.lengths import LARGEST, Int64Array, total
 from seqmesh.packer.pieces import piece_pairs, piece_rows, piece_tokens
 
 PAIR_UNITS = 64  # fixed point: a model's cost of one pair, so that the other coefficients are good to 1/64 pair
@@ -57,11 +57,13 @@ class CostModel:
         inside = longest if self.window is None else min(self.window, longest)
         pairs = inside * (inside + 1) // 2 + (longest - inside) * inside
         dearest = longest * (self.linear + max(self.row_near, self.row_far)) + self.quadratic * pairs
-        if dearest > 1 << 62:  # Python's own integers: exact at any size
+        if dearest > LARGEST:  # Python's own integers: exact at any size
             raise ValueError(f"a document of {longest} tokens costs up to {dearest}, over 2**62: use a coarser unit")
         whole = np.ones_like(lengths)
         costs = self.linear * lengths + self.attention(lengths, whole, whole - 1)
-        total(costs, "costs")
+        everything = total(costs, "costs") + int(lengths.sum()) * max(self.row_near, self.row_far)
+        if everything > LARGEST:  # what one rank may come to, with the traffic of all rings
+            raise ValueError(f"costs and traffic come to {everything}, over 2**62: use a coarser unit")
         return np.asarray(costs, np.int64)
 
     def attention(self, lengths: Int64Array, ring_sizes: Int64Array, index: Int64Array) -> Int64Array:

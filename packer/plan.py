@@ -142,7 +142,7 @@ class StepPlan:
     @property
     def imbalance(self) -> float:
         """Makespan over the mean work of a rank, or of a stage of its pipeline: 1.0 where none ever waits."""
-        mean = float(self.costs.sum()) / (self.ranks * self.stages)
+        mean = float(self.costs.sum(dtype=np.float64)) / (self.ranks * self.stages)
         return self.makespan / mean if mean else 1.0
 
     def pieces(self, rank: int, wave: int) -> Int64Array:

@@ -196,3 +196,10 @@ def test_an_impossible_machine_is_refused(field: str, value: float) -> None:
 
 def test_pairs_of_causal_attention() -> None:
     assert attended_pairs(np.array([0, 1, 2, 65536])).tolist() == [0, 1, 3, 2147516416]
+
+
+def test_traffic_of_a_whole_step_fits_62_bits_too() -> None:
+    lengths = np.full(1000, 1 << 20)
+    CostModel(linear=1, row_far=1 << 31).of(lengths)
+    with pytest.raises(ValueError, match="costs and traffic come to .* over 2\\*\\*62: use a coarser unit"):
+        CostModel(linear=1, row_far=1 << 33).of(lengths)
