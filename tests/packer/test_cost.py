@@ -201,5 +201,5 @@ def test_pairs_of_causal_attention() -> None:
 def test_traffic_of_a_whole_step_fits_62_bits_too() -> None:
     lengths = np.full(1000, 1 << 20)
     CostModel(linear=1, row_far=1 << 31).of(lengths)
-    with pytest.raises(ValueError, match="costs and traffic come to .* over 2\\*\\*62: use a coarser unit"):
+    with pytest.raises(ValueError, match=r"costs and traffic come to .* over 2\*\*62: use a coarser unit"):
         CostModel(linear=1, row_far=1 << 33).of(lengths)
