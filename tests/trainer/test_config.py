@@ -84,7 +84,5 @@ def test_a_cost_file_that_can_not_be_used_is_refused_at_once(job: Path, tmp_path
     with pytest.raises(FileNotFoundError, match=r"nothing\.json is no cost file"):
         load_config(job, [f"cost={tmp_path}/nothing.json"])
     (tmp_path / "bad.json").write_text('{"version": 1, "unit_seconds": 1.0, "cost": {"linear": -1}, "fit": {}}')
-    with pytest.raises(
-        ValueError, match=r"bad\.json is not a valid cost file: cost: linear is -1: must"
-    ):
+    with pytest.raises(ValueError, match=r"bad\.json is not a valid cost file: cost: linear is -1: must"):
         load_config(job, [f"cost={tmp_path}/bad.json"])
