@@ -28,7 +28,8 @@ FRACTIONS = {  # of the work of a rank, or of a rank in a wave: the most that on
 }
 FULLNESS = (0.995, 0.95, 0.85)  # of the waves
 GOOD_ENOUGH, GOOD_ENOUGH_IF_LARGE = 2000, 100  # a makespan within this part of the lower bound ends the search
-ALIKE = 500  # makespans within 1 / 500 of the lower bound are alike: then fewer micro-batches and pieces are better
+# Makespans within this part of the lower bound are alike: then fewer micro-batches and pieces are better.
+ALIKE = 500
 SHORTEST_PIECE = 128  # tokens, two chunks of half an attention tile: only memory asks for shorter ones
 TRIES_WORK = {"free": 1 << 16, "waves": 1 << 21}  # of all tries together, so that large meshes are planned in time
 FEWEST_TRIES, FEW_TRIES = 2, 4
@@ -90,7 +91,10 @@ def _candidates(lengths: Int64Array, smallest: Int64Array, mesh: Mesh, cost: Cos
     ]
     if mesh.mode == "waves":
         yield from (waves.place(lengths, each, mesh, cost, full) for full, each in product(FULLNESS, sizes))
-    for each in sizes if mesh.mode == "free" else ():
+        return
+    # Last, whatever is spread over all ranks: even whatever else there is, where links are no matter.
+    sizes.append(np.where((sizes[0] > 1) & (widest >= mesh.ranks), mesh.ranks, sizes[0]))
+    for each in sizes:
         yield from levels.candidates(free.place(lengths, each, mesh, cost), lengths, mesh, cost, mesh.stages)
 
 
