@@ -31,7 +31,7 @@ GOOD_ENOUGH, GOOD_ENOUGH_IF_LARGE = 2000, 100  # a makespan within this part of 
 # Makespans within this part of the lower bound are alike: then fewer micro-batches and pieces are better.
 ALIKE = 500
 SHORTEST_PIECE = 128  # tokens, two chunks of half an attention tile: only memory asks for shorter ones
-TRIES_WORK = {"free": 1 << 16, "waves": 1 << 21}  # of all tries together, so that large meshes are planned in time
+TRIES_WORK = {"free": 1 << 15, "waves": 1 << 21}  # of all tries together, so that large meshes are planned in time
 FEWEST_TRIES, FEW_TRIES = 2, 4
 
 

@@ -6,6 +6,7 @@ run. `all` runs every one in turn.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
@@ -24,6 +25,7 @@ MODULES = {
     "calibrate": "seqmesh.benchmarks.calibrate",
 }
 ALL = "all"
+FILE_WIDTH = 160  # columns of tables that go into a file, which rich would take for a narrow terminal
 CALIBRATE = "calibrate"  # takes `cost_path`, too: where to write the cost file
 
 
@@ -58,7 +60,7 @@ def run(
         raise ValueError(f"name is {name!r}: must be one of {', '.join(names())}")
     if cost_path is not None and name != CALIBRATE:
         raise ValueError(f"cost is {cost_path}: a cost file is written by {CALIBRATE} alone, not by {name}")
-    console = console or Console()
+    console = console or Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
     chosen = {n: cast("Benchmark", import_module(MODULES[n])) for n in (MODULES if name == ALL else (name,))}
     known = tuple(peer for benchmark in chosen.values() for peer in benchmark.PEERS)
     where = environment(chosen_peers(known, against))
