@@ -58,9 +58,16 @@ def test_traffic_that_outlasts_attention_comes_back(true: Seconds, near: float, 
     rings = [timed(true, [n], 2, kind) for n in RINGS for kind in ("rows_near", "rows_far")]
     fit = fit_cost([*whole(true), *rings])
     for name in ("row_near", "row_far"):
-        exposed = [n for n in RINGS if getattr(true, name) * n / 2 > 1.01 * true.quadratic * n * n / 4]
-        if exposed and true.fixed + true.linear * max(exposed) < 100 * true.quadratic * max(exposed) ** 2:
-            assert getattr(fit.seconds, name) == pytest.approx(getattr(true, name), rel=1e-4)
+        shares = [exposed_share(true, getattr(true, name), n) for n in RINGS]
+        if max(shares) > 0.05:  # less is what the fit may rather count as no traffic at all
+            assert getattr(fit.seconds, name) == pytest.approx(getattr(true, name), rel=1e-3)
+
+
+def exposed_share(true: Seconds, row: float, n: int) -> float:
+    """Of the time of a ring of two for a document of n tokens, what is traffic that attention does not hide."""
+    attention = true.quadratic * n * n / 4
+    exposed = row * n / 2 - attention
+    return exposed / (true.fixed + true.linear * n / 2 + attention + max(exposed, 0.0))
 
 
 def test_traffic_that_attention_hides_is_not_seen() -> None:
