@@ -28,8 +28,9 @@ FRACTIONS = {  # of the work of a rank, or of a rank in a wave: the most that on
 }
 FULLNESS = (0.995, 0.95, 0.85)  # of the waves
 GOOD_ENOUGH, GOOD_ENOUGH_IF_LARGE = 2000, 100  # a makespan within this part of the lower bound ends the search
-# Makespans within this part of the lower bound are alike: then fewer micro-batches and pieces are better.
-ALIKE = 500
+# Makespans within this part of the lower bound are alike: then fewer micro-batches and pieces are better. A wave less
+# saves engines that gather parameters in each wave more than a per cent of the step.
+ALIKE = {"free": 500, "waves": 100}
 SHORTEST_PIECE = 128  # tokens, two chunks of half an attention tile: only memory asks for shorter ones
 TRIES_WORK = {"free": 1 << 15, "waves": 1 << 21}  # of all tries together, so that large meshes are planned in time
 FEWEST_TRIES, FEW_TRIES = 2, 4
@@ -61,7 +62,7 @@ def plan_step(
 
 def _rating(plan: StepPlan) -> tuple[int, int, int, int]:
     """The less the better."""
-    alike = plan.makespan * ALIKE // max(plan.lower_bound, 1)
+    alike = plan.makespan * ALIKE[plan.mode] // max(plan.lower_bound, 1)
     return alike, int(plan.waves.sum()), len(plan.document), plan.makespan
 
 
