@@ -76,7 +76,7 @@ def balancing(costs: Int64Array, parts: int, repeats: int) -> Results:
             spread.rate(len(costs)),
             "items/CPU-s",
             imbalance=found[name].imbalance,
-            over_bound=float(found[name].loads.max()) / found[name].lower_bound - 1,
+            over_bound=found[name].excess,
         )
         for name, spread in measure(calls, repeats).items()
     ]

@@ -11,7 +11,7 @@ from seqmesh.loader.stream import Draw, StreamState, draw
 from seqmesh.packer.cost import CostModel
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.mesh import plan_step
-from seqmesh.packer.plan import Mesh, StepPlan
+from seqmesh.packer.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,5 @@ def next_step(state: StreamState, lengths: Int64Array, supervised: Int64Array, s
     whole = documents.length == lengths[documents.document]
     # A piece is a document of its own: its last token has no label, whatever follows it in the shard.
     learned = np.where(whole, supervised[documents.document], np.maximum(documents.length - 1, 0))
-    mesh = Mesh(
-        ranks=settings.ranks,
-        capacity=settings.capacity,
-        mode=settings.mode,
-        ranks_per_node=settings.ranks_per_node,
-    )
-    plan = plan_step(documents.length, mesh, settings.cost or CostModel(), supervised=learned)
+    plan = plan_step(documents.length, settings.mesh, settings.cost or CostModel(), supervised=learned)
     return Step(before=state, after=after, documents=documents, plan=plan, digest=plan.digest())

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from seqmesh.loader.explain import explain
 from seqmesh.packer.cost import CostModel
 from seqmesh.packer.pieces import largest_document
-from seqmesh.packer.plan import Mode
+from seqmesh.packer.plan import Mesh, Mode
 
 MAX_SETTING = 1 << 40  # far above any use, far below where 64-bit sums end
 
@@ -103,6 +103,11 @@ class LoaderSettings:
     def longest(self) -> int:
         """`max_document`, resolved."""
         return min(self.capacity, self.tokens_per_step) if self.max_document is None else self.max_document
+
+    @property
+    def mesh(self) -> Mesh:
+        """What steps are planned for."""
+        return Mesh(ranks=self.ranks, capacity=self.capacity, mode=self.mode, ranks_per_node=self.ranks_per_node)
 
     def check_mesh(self) -> None:
         """Raises ValueError where the ranks together can not hold a document of `max_document` tokens."""

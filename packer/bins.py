@@ -58,9 +58,8 @@ class Bins:
     """A packing of P pieces into `count` bins. A piece is a whole document unless documents were cut or split.
 
     lengths [P]: tokens of each piece. bin_of [P]: its bin, −1 for a document that was dropped (of which `concat` has no
-    piece). order, offsets
-    [count + 1]: pieces of bin b are order[offsets[b]:offsets[b + 1]] (CSR), in the order in which they were met.
-    document [P], start [P]: the document of each piece and its first token there. All int64.
+    piece). order, offsets [count + 1]: pieces of bin b are order[offsets[b]:offsets[b + 1]] (CSR), in the order in
+    which they were met. document [P], start [P]: the document of each piece and its first token there. All int64.
 
     tokens: those in bins. cut_tokens: those in none. overlong: documents that were longer than a bin. unsupervised:
     documents that lost all their supervised tokens (where it was said which those are).

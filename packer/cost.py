@@ -81,6 +81,14 @@ class CostModel:
         rows = piece_rows(lengths, ring_sizes, index, self.window)
         return np.asarray(rows * np.where(far, self.row_far, self.row_near), np.int64)
 
+    def alone(self, lengths: Int64Array, ring_sizes: Int64Array, index: Int64Array, per_node: int) -> Int64Array:
+        """What piece `index` of each document takes where its micro-batch holds nothing else, without the fixed cost:
+        its traffic is hidden by nothing but its own attention. Rings leave a node where they are over `per_node`."""
+        attention = self.attention(lengths, ring_sizes, index)
+        traffic = self.traffic(lengths, ring_sizes, index, (ring_sizes > per_node).astype(np.int64))
+        tokens = piece_tokens(lengths, ring_sizes, index)
+        return np.asarray(self.linear * tokens + np.maximum(attention, traffic), np.int64)
+
     @property
     def crossover(self) -> float:
         """Length in tokens at which the quadratic term equals the linear one; infinite without a quadratic term, or

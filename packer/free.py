@@ -14,7 +14,6 @@ import numpy as np
 from seqmesh.packer.balance import spread
 from seqmesh.packer.cost import CostModel
 from seqmesh.packer.lengths import Int64Array
-from seqmesh.packer.pieces import piece_tokens
 from seqmesh.packer.plan import Assignment, Mesh
 from seqmesh.packer.skyline import place_rings
 from seqmesh.packer.sorting import ascending_by
@@ -74,9 +73,7 @@ def _rings(lengths: Int64Array, sizes: Int64Array, mesh: Mesh, cost: CostModel) 
     """The documents that are spread, the widest and then the dearest first."""
     document = np.flatnonzero(sizes > 1)
     width, whole, first = sizes[document], lengths[document], np.zeros(len(document), np.int64)
-    attention = cost.attention(whole, width, first)
-    traffic = cost.traffic(whole, width, first, (width > mesh.node).astype(np.int64))
-    height = cost.fixed + cost.linear * piece_tokens(whole, width, first) + np.maximum(attention, traffic)
+    height = cost.fixed + cost.alone(whole, width, first, mesh.node)
     order = np.lexsort((document, -height, -width))
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(width[order])])
     return Rings(document[order], width[order], height[order], offsets)

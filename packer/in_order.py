@@ -1,4 +1,4 @@
-"""Packing that follows the order of the documents: first fit, next fit, bounded lookahead, and concatenation.
+"""Packing that follows the order of the documents: first fit, next fit and bounded lookahead.
 
 Sizes and rules in, the bin of each document out; nothing is checked here. All run in O(N log N) and are compiled.
 """

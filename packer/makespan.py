@@ -9,7 +9,7 @@ import numpy as np
 from seqmesh.packer.cost import CostModel
 from seqmesh.packer.jit import jit
 from seqmesh.packer.lengths import Int64Array
-from seqmesh.packer.pieces import piece_tokens, smallest_rings
+from seqmesh.packer.pieces import smallest_rings
 
 
 def timeline(
@@ -52,7 +52,7 @@ def micro_batches(
     *, rank: Int64Array, wave: Int64Array, document: Int64Array, ring_size: Int64Array, costs: Int64Array
 ) -> MicroBatches:
     """The micro-batches of pieces that are sorted by rank and wave."""
-    first = np.flatnonzero(np.append(True, (rank[1:] != rank[:-1]) | (wave[1:] != wave[:-1]))) if len(rank) else rank
+    first = first_of_batches(rank, wave)
     of_piece = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(rank))))
     on_rings = np.flatnonzero(ring_size > 1)
     on_rings = on_rings[np.argsort(document[on_rings], kind="stable")]
@@ -64,6 +64,13 @@ def micro_batches(
         order=np.lexsort((group, wave[first])),
         of_piece=of_piece,
     )
+
+
+def first_of_batches(rank: Int64Array, wave: Int64Array) -> Int64Array:
+    """The first piece of each micro-batch, of pieces that are sorted by rank and wave."""
+    if not len(rank):
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(np.append(True, (rank[1:] != rank[:-1]) | (wave[1:] != wave[:-1])))
 
 
 @jit
@@ -138,7 +145,4 @@ def _longest_alone(longest: int, ranks: int, capacity: int, cost: CostModel, per
     length = np.array([longest])
     sizes = np.arange(min(int(smallest_rings(length, capacity)[0]), ranks), ranks + 1)
     lengths, first = np.full(len(sizes), longest), np.zeros(len(sizes), np.int64)
-    attention = cost.attention(lengths, sizes, first)
-    traffic = cost.traffic(lengths, sizes, first, (sizes > per_node).astype(np.int64))
-    alone = cost.fixed + cost.linear * piece_tokens(lengths, sizes, first) + np.maximum(attention, traffic)
-    return int(alone.min())
+    return cost.fixed + int(cost.alone(lengths, sizes, first, per_node).min())

@@ -14,7 +14,7 @@ import xxhash
 
 from seqmesh.packer.cost import CostModel
 from seqmesh.packer.lengths import Int64Array
-from seqmesh.packer.makespan import lower_bound, timeline
+from seqmesh.packer.makespan import first_of_batches, lower_bound, timeline
 from seqmesh.packer.offload import KEPT_LAYERS, Offload, memory_tokens, share_needed
 from seqmesh.packer.pieces import piece_tokens
 from seqmesh.packer.pipeline import pipeline_bound, pipelined
@@ -175,7 +175,7 @@ def make_plan(
     ring_ranks[ring_offsets[document] + index] = rank
     columns = {"rank": rank, "wave": wave, "document": document, "ring_size": a.rings[document]}
     tokens = piece_tokens(lengths[document], columns["ring_size"], index)
-    columns["costs"] = _costs(lengths[document], index, columns, _far(ring_ranks, ring_offsets, mesh), cost)
+    columns["costs"] = _costs(lengths[document], index, columns, leaves_node(ring_ranks, ring_offsets, mesh.node), cost)
     if mesh.stages > 1:
         begins, ends = pipelined(ranks=mesh.ranks, stages=mesh.stages, **columns)
     else:
@@ -198,11 +198,11 @@ def make_plan(
     )
 
 
-def _far(ring_ranks: Int64Array, ring_offsets: Int64Array, mesh: Mesh) -> Int64Array:
-    """Whether (1 or 0) the ring of each document leaves a node."""
+def leaves_node(ring_ranks: Int64Array, ring_offsets: Int64Array, per_node: int) -> Int64Array:
+    """Whether (1 or 0) the ring of each document [D] leaves a node of `per_node` ranks."""
     if len(ring_offsets) == 1:
         return np.zeros(0, np.int64)
-    node = ring_ranks // mesh.node
+    node = ring_ranks // per_node
     lowest, highest = (reduce.reduceat(node, ring_offsets[:-1]) for reduce in (np.minimum, np.maximum))
     return (highest > lowest).astype(np.int64)
 
@@ -216,7 +216,7 @@ def _costs(
     traffic = cost.traffic(lengths, sizes, index, far[columns["document"]])
     costs = cost.linear * piece_tokens(lengths, sizes, index) + attention
     if len(costs):
-        first = _first_of_batches(rank, wave)
+        first = first_of_batches(rank, wave)
         exposed = np.add.reduceat(traffic, first) - np.add.reduceat(attention, first)
         costs[first] += cost.fixed + np.maximum(exposed, 0)
     return np.asarray(costs, np.int64)
@@ -226,13 +226,9 @@ def _offload(tokens: Int64Array, rank: Int64Array, wave: Int64Array, mesh: Mesh)
     """The share that each piece's micro-batch must offload; pieces are sorted by rank and wave."""
     if mesh.offload is None or not len(tokens):
         return np.zeros(len(tokens), np.int64)
-    first = _first_of_batches(rank, wave)
+    first = first_of_batches(rank, wave)
     share = share_needed(np.add.reduceat(tokens, first), mesh.capacity, mesh.offload.layers)
     return np.repeat(share, np.diff(np.append(first, len(tokens))))
-
-
-def _first_of_batches(rank: Int64Array, wave: Int64Array) -> Int64Array:
-    return np.flatnonzero(np.append(True, (rank[1:] != rank[:-1]) | (wave[1:] != wave[:-1])))
 
 
 def _waves(rank: Int64Array, wave: Int64Array, mesh: Mesh) -> Int64Array:

@@ -17,7 +17,7 @@ from seqmesh.packer.cost import CostModel
 from seqmesh.packer.exchange import refine
 from seqmesh.packer.jit import jit
 from seqmesh.packer.lengths import Int64Array
-from seqmesh.packer.pieces import largest_pieces, piece_tokens
+from seqmesh.packer.pieces import largest_pieces
 from seqmesh.packer.plan import Assignment, Mesh
 from seqmesh.packer.sorting import descending
 
@@ -64,15 +64,13 @@ def _documents(lengths: Int64Array, width: Int64Array, mesh: Mesh, cost: CostMod
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(width)])
     index = np.arange(offsets[-1]) - np.repeat(offsets[:-1], width)
     whole, size = np.repeat(lengths, width), np.repeat(width, width)
-    attention = cost.attention(whole, size, index)
-    traffic = cost.traffic(whole, size, index, (size > mesh.node).astype(np.int64))
     return _Documents(
         lengths=lengths,
         tokens=largest_pieces(lengths, width, mesh.capacity),
         width=width,
         wave=np.full(len(width), -1, np.int64),
         offsets=offsets,
-        costs=cost.linear * piece_tokens(whole, size, index) + np.maximum(attention, traffic),
+        costs=cost.alone(whole, size, index, mesh.node),
         members=np.empty(offsets[-1], np.int64),
     )
 

@@ -23,7 +23,7 @@ from seqmesh.loader.stream import StreamState, draw
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.mesh import plan_step
 from seqmesh.packer.pieces import piece_rows, smallest_rings
-from seqmesh.packer.plan import Mesh, StepPlan
+from seqmesh.packer.plan import Mesh, StepPlan, leaves_node
 from seqmesh.tools.gantt import Scene, is_drawn_in_bars, render
 from seqmesh.tools.output import check_folders, identity, print_written
 from seqmesh.tools.plan_costs import CostOptions, Prices, prices_of
@@ -35,7 +35,6 @@ PICTURES = (".png", ".html")
 def run(
     *,
     folder: Path,
-    ranks_per_node: int | None = None,
     first_step: int = 0,
     steps: int = 1,
     costs: CostOptions | None = None,
@@ -55,8 +54,7 @@ def run(
     check_picture(plot)
     prices = prices_of(costs or CostOptions())
     settings = make_settings({"epochs": 1} | fields | {"data": str(folder), "cost": prices.cost})
-    mesh = Mesh(ranks=settings.ranks, capacity=settings.capacity, mode=settings.mode, ranks_per_node=ranks_per_node)
-    feed = Feed(settings)
+    feed, mesh = Feed(settings), settings.mesh
     with console.status("planning ..."):
         plan, found = plan_steps(feed, mesh, prices, range(first_step, first_step + steps))
     print_report(console, found)
@@ -99,7 +97,6 @@ def plan_steps(feed: Feed, mesh: Mesh, prices: Prices, numbers: range) -> tuple[
     manifest = feed.shards.manifest
     return first, PlanReport(
         settings=feed.settings,
-        ranks_per_node=mesh.ranks_per_node,
         cost=prices.cost,
         documents=manifest.documents,
         tokens=manifest.tokens,
@@ -142,7 +139,7 @@ def measured(
         fill=plan.tokens / max(micro_batches * mesh.capacity, 1),
         rings=plan.rings,
         ring_sizes=dict(zip(sizes.tolist(), counts.tolist(), strict=True)),
-        rings_across=rings_across(plan, mesh.node),
+        rings_across=int(leaves_node(plan.ring_ranks, plan.ring_offsets, mesh.node).sum()),
         sent_rows=rows,
         static_rows=static,
         of_static=rows / static if static else None,
@@ -171,15 +168,9 @@ def static_rows(lengths: Int64Array, ring_size: int, window: int | None) -> int:
     return sum(int(piece_rows(lengths, sizes, index, window).sum()) for index in indices)
 
 
-def rings_across(plan: StepPlan, node: int) -> int:
-    """Rings with members on several nodes."""
-    nodes, starts = plan.ring_ranks // node, plan.ring_offsets[:-1]
-    return int(np.count_nonzero(np.maximum.reduceat(nodes, starts) > np.minimum.reduceat(nodes, starts)))
-
-
 def to_json(data: dict[str, Any], found: PlanReport) -> bytes:
     """Everything that is in the table, step by step, and what was asked for, as indented JSON."""
-    settings = asdict(found.settings) | {"ranks_per_node": found.ranks_per_node}
+    settings = asdict(found.settings)
     del settings["cost"]
     steps = [asdict(step) for step in found.results]
     report = {"data": data, "settings": settings, "cost": described(found.cost), "static_ring": found.static_ring}

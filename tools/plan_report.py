@@ -78,7 +78,6 @@ class PlanReport:
     whether the data ended before as many steps as were asked for."""
 
     settings: LoaderSettings
-    ranks_per_node: int | None
     cost: CostModel
     documents: int
     tokens: int
@@ -133,7 +132,7 @@ def print_report(console: Console, found: PlanReport) -> None:
 def heading(found: PlanReport) -> list[str]:
     """The data, the mesh, the price of a micro-batch."""
     settings = found.settings
-    nodes = "" if found.ranks_per_node is None else f", {found.ranks_per_node:,} to a node"
+    nodes = "" if found.settings.ranks_per_node is None else f", {found.settings.ranks_per_node:,} to a node"
     return [
         f"{settings.data}: {found.documents:,} documents, {found.tokens:,} tokens",
         f"steps of at most {settings.tokens_per_step:,} tokens on {settings.ranks:,} ranks of {settings.capacity:,}"
@@ -213,7 +212,7 @@ def ring_line(found: PlanReport) -> str:
     if not sizes:
         return "rings: none, every document is whole on a rank"
     across = sum(step.rings_across for step in found.results)
-    nodes = "" if found.ranks_per_node is None else f" ({across:,} leave their node)"
+    nodes = "" if found.settings.ranks_per_node is None else f" ({across:,} leave their node)"
     return f"rings{nodes}: " + ", ".join(f"{sizes[size]:,} of {size:,} ranks" for size in sorted(sizes))
 
 
