@@ -30,7 +30,7 @@ import pyarrow as pa
 import torch
 
 from seqmesh.benchmarks.loader import COPY, GATHER, INLINE, PROCESS, SAME_FIELDS, Job, Taken
-from seqmesh.loader.batch import assemble
+from seqmesh.loader.batch import fill, outline
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.manifest import read_manifest
@@ -59,7 +59,7 @@ def gather(settings: LoaderSettings, job: Job, _stack: ExitStack) -> Iterator[in
     """The loader's gather alone."""
     feed, steps = _planned(settings)
     return (
-        assemble(feed.shards, step, job.rank, wave).tokens
+        fill(feed.shards, outline(step, job.rank, wave, settings)).tokens
         for step in steps
         for wave in range(int(step.plan.waves[job.rank]))
     )

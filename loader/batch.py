@@ -1,12 +1,14 @@
-"""`PackedBatch`: what one rank gets for one micro-batch, and `assemble`, which gathers it from the shards.
+"""`PackedBatch`: what one rank gets for one micro-batch; `outline` and `fill`, which gather it from the shards.
 
-Boundaries travel explicitly (`cu_seqlens`); positions restart in every document. Labels are shifted inside the
+A batch's arrays lie in one block of memory, in the layout of `block_layout`, so that wherever a block lies or goes, the
+number of items of each array is all that is needed to find them. `outline` tells the size before memory is taken,
+`fill` writes. Boundaries travel explicitly (`cu_seqlens`); positions restart in every document. Labels are shifted inside the
 document before it is split over ranks, so a rank never needs a neighbour's token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
@@ -15,12 +17,14 @@ import numpy.typing as npt
 import xxhash
 
 from seqmesh.loader.planner import Step
+from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.shards import ShardSet
 from seqmesh.packer.jit import array_at, jit, pointer
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.pieces import piece_ranges, piece_tokens
 
 UNSUPERVISED = -100
+ALIGNMENT = 64  # bytes, of each array in a block: a cache line
 
 A = TypeVar("A")  # numpy arrays in the loader, torch tensors in user code
 B = TypeVar("B")
@@ -82,6 +86,7 @@ class PackedBatch(Generic[A]):
 
 
 NumpyBatch = PackedBatch[npt.NDArray[Any]]
+Block = npt.NDArray[np.uint8] | memoryview | bytes  # of bytes, in one dimension
 
 ARRAYS = {
     "input_ids": "int32",
@@ -96,6 +101,7 @@ ARRAYS = {
     "ring_indices": "int64",
     "ring_ranks": "int64",
 }
+_WIDTHS = tuple(np.dtype(dtype).itemsize for dtype in ARRAYS.values())
 _COUNTS = ("max_seqlen", "pad", "step", "epoch", "wave", "waves", "tokens", "tokens_in_step")
 SCALARS: dict[str, type] = {
     **dict.fromkeys((*_COUNTS, "supervised_tokens_in_step", "rings_in_step"), int),
@@ -120,8 +126,52 @@ def step_digest(batches: Iterable[str]) -> str:
     return xxhash.xxh3_128("".join(batches).encode()).hexdigest()
 
 
-def assemble(shards: ShardSet, step: Step, rank: int, wave: int, *, next_plan: str = "") -> NumpyBatch:
-    """Gather one micro-batch. Raises ShardError where a shard is damaged."""
+def block_layout(lengths: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """Where each of ARRAYS, with so many items, begins in a block of memory, and the size of the block.
+
+    All in bytes and multiples of 64, so that blocks may lie one after the other. Raises ValueError for another number
+    of lengths.
+    """
+    starts, end = [], 0
+    for items, width in zip(lengths, _WIDTHS, strict=True):
+        starts.append(end)
+        end += -(-items * width // ALIGNMENT) * ALIGNMENT
+    return tuple(starts), end
+
+
+def arrays_in(block: Block, lengths: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
+    """The ARRAYS that lie in a block, as views. Raises ValueError where the block is smaller than they need."""
+    starts, size = block_layout(lengths)
+    if (given := len(block)) < size:
+        raise ValueError(f"the block has {given} bytes: its arrays need {size}")
+    return {
+        name: np.ndarray(items, dtype, block, start)
+        for (name, dtype), items, start in zip(ARRAYS.items(), lengths, starts, strict=True)
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """All of a micro-batch but its tokens: known before memory is taken for it.
+
+    columns: the ARRAYS that are not per token. first, last: token ranges of each segment's early chunk and late one,
+    which is empty for a document that is whole. lengths: items of each of ARRAYS. scalars: the SCALARS.
+    """
+
+    columns: dict[str, npt.NDArray[Any]]
+    early: tuple[Int64Array, Int64Array]
+    late: tuple[Int64Array, Int64Array]
+    lengths: tuple[int, ...]
+    scalars: dict[str, int | float | str]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block that the batch fills."""
+        return block_layout(self.lengths)[1]
+
+
+def outline(step: Step, rank: int, wave: int, _settings: LoaderSettings, *, next_plan: str = "") -> Outline:
+    """What the plan says of one micro-batch. Reads no shard."""
     plan = step.plan
     pieces = plan.pieces(rank, wave)
     order, ring_size, ring_index = plan.document[pieces], plan.ring_size[pieces], plan.ring_index[pieces]
@@ -130,40 +180,68 @@ def assemble(shards: ShardSet, step: Step, rank: int, wave: int, *, next_plan: s
     cu_seqlens = np.zeros(len(pieces) + 1, np.int32)
     np.cumsum(rows, out=cu_seqlens[1:])
     tokens = int(cu_seqlens[-1])
-    input_ids, labels, position_ids = (np.empty(tokens, np.int32) for _ in range(3))
-    addresses = shards.addresses(documents) + offsets * shards.token_dtype.itemsize
     early, late = piece_ranges(lengths, ring_size, ring_index)
-    starts = cu_seqlens[:-1].astype(np.int64)
-    for row, (first, last) in ((starts, early), (starts + early[1] - early[0], late)):
-        _gather(addresses, row, first, last, lengths, shards.token_dtype, input_ids, labels, position_ids)
-    members = [plan.ring_ranks[plan.ring_offsets[d] : plan.ring_offsets[d + 1]] for d in order]
-    return PackedBatch(
-        input_ids=input_ids,
-        labels=labels,
-        position_ids=position_ids,
-        cu_seqlens=cu_seqlens,
-        document_ids=documents,
-        document_offsets=offsets,
-        document_lengths=lengths,
-        ring_ids=np.where(ring_size > 1, order, -1),
-        ring_sizes=ring_size,
-        ring_indices=ring_index,
-        ring_ranks=np.concatenate([np.zeros(0, np.int64), *members]),
-        max_seqlen=int(rows.max(initial=0)),
-        pad=0,
-        step=step.before.step,
-        epoch=step.before.epoch,
-        wave=wave,
-        waves=max(int(plan.waves[rank]), 1),
-        tokens=tokens,
-        tokens_in_step=plan.tokens,
-        supervised_tokens_in_step=plan.supervised_tokens,
-        rings_in_step=plan.rings,
-        imbalance=plan.imbalance,
-        offload_ratio=0.0,
-        plan=step.digest,
-        next_plan=next_plan,
-    )
+    columns: dict[str, npt.NDArray[Any]] = {
+        "cu_seqlens": cu_seqlens,
+        "document_ids": documents,
+        "document_offsets": offsets,
+        "document_lengths": lengths,
+        "ring_ids": np.where(ring_size > 1, order, -1),
+        "ring_sizes": ring_size,
+        "ring_indices": ring_index,
+        "ring_ranks": _members(order, plan.ring_offsets, plan.ring_ranks),
+    }
+    scalars: dict[str, int | float | str] = {
+        "max_seqlen": int(rows.max(initial=0)),
+        "pad": 0,
+        "step": step.before.step,
+        "epoch": step.before.epoch,
+        "wave": wave,
+        "waves": max(int(plan.waves[rank]), 1),
+        "tokens": tokens,
+        "tokens_in_step": plan.tokens,
+        "supervised_tokens_in_step": plan.supervised_tokens,
+        "rings_in_step": plan.rings,
+        "imbalance": plan.imbalance,
+        "offload_ratio": 0.0,
+        "plan": step.digest,
+        "next_plan": next_plan,
+    }
+    sizes = tuple(len(columns[name]) if name in columns else tokens for name in ARRAYS)
+    return Outline(columns=columns, early=early, late=late, lengths=sizes, scalars=scalars)
+
+
+def fill(shards: ShardSet, outline: Outline, block: npt.NDArray[np.uint8] | None = None) -> NumpyBatch:
+    """Gather a micro-batch from the shards into `block`: at least `outline.nbytes` bytes, by default new ones. The
+    batch's arrays are views of it. Raises ShardError where a shard is damaged, ValueError where the block is too small.
+    """
+    arrays = arrays_in(np.empty(outline.nbytes, np.uint8) if block is None else block, outline.lengths)
+    for name, column in outline.columns.items():
+        arrays[name][:] = column
+    documents, lengths = arrays["document_ids"], arrays["document_lengths"]
+    addresses = shards.addresses(documents) + arrays["document_offsets"] * shards.token_dtype.itemsize
+    starts = arrays["cu_seqlens"][:-1].astype(np.int64)
+    tokens = arrays["input_ids"], arrays["labels"], arrays["position_ids"]
+    second = starts + outline.early[1] - outline.early[0]
+    for row, (first, last) in ((starts, outline.early), (second, outline.late)):
+        _gather(addresses, row, first, last, lengths, shards.token_dtype, *tokens)
+    fields: dict[str, Any] = {**arrays, **outline.scalars}
+    return PackedBatch(**fields)
+
+
+@jit
+def _members(documents: Int64Array, ring_offsets: Int64Array, ring_ranks: Int64Array) -> Int64Array:
+    """The ranks of these documents' rings, one after the other."""
+    count = 0
+    for document in documents:
+        count += ring_offsets[document + 1] - ring_offsets[document]
+    members = np.empty(count, np.int64)
+    end = 0
+    for document in documents:
+        for at in range(ring_offsets[document], ring_offsets[document + 1]):
+            members[end] = ring_ranks[at]
+            end += 1
+    return members
 
 
 @jit

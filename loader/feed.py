@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
-from seqmesh.loader.batch import NumpyBatch, assemble
+from seqmesh.loader.batch import NumpyBatch, Outline, fill, outline
 from seqmesh.loader.planner import Step, next_step
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.shards import ShardSet
@@ -40,6 +42,22 @@ class Delivery:
     @property
     def next_position(self) -> Position:
         return Position(self.after) if self.batch.last_in_step else Position(self.before, self.batch.wave + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A batch that is decided and not gathered yet: its outline, which tells the memory it needs, the stream's states
+    around its step, and where the rank goes on."""
+
+    outline: Outline
+    before: StreamState
+    after: StreamState
+    next_position: Position
+    shards: ShardSet
+
+    def fill(self, block: npt.NDArray[np.uint8] | None = None) -> NumpyBatch:
+        """Gather the batch, see `batch.fill`. May be called again: for another block, say."""
+        return fill(self.shards, self.outline, block)
 
 
 class Feed:
@@ -72,8 +90,14 @@ class Feed:
         return self._steps[state]
 
     def deliver(self, rank: int, position: Position) -> Delivery | None:
-        """The batch at a position; None at the end of the last epoch. Raises ValueError for a rank or wave that the
-        plan does not have, ShardError for a damaged shard."""
+        """The batch at a position; None at the end of the last epoch. Raises what `draft` raises, and ShardError for a
+        damaged shard."""
+        draft = self.draft(rank, position)
+        return Delivery(draft.fill(), draft.before, draft.after) if draft else None
+
+    def draft(self, rank: int, position: Position) -> Draft | None:
+        """What `deliver` would give, before it is gathered. Raises ValueError for a rank or wave that the plan does not
+        have."""
         if not 0 <= rank < self.settings.ranks:
             raise ValueError(f"rank is {rank}: this loader serves ranks 0 to {self.settings.ranks - 1}")
         step = self.step(position.state)
@@ -83,5 +107,8 @@ class Feed:
         if position.wave >= waves:
             raise ValueError(f"wave is {position.wave}: rank {rank} has {waves} in step {position.state.step}")
         following = self.step(step.after)
-        batch = assemble(self.shards, step, rank, position.wave, next_plan=following.digest if following else "")
-        return Delivery(batch, step.before, step.after)
+        next_plan = following.digest if following else ""
+        drawn = outline(step, rank, position.wave, self.settings, next_plan=next_plan)
+        last = position.wave + 1 == waves
+        going_on = Position(step.after) if last else Position(step.before, position.wave + 1)
+        return Draft(drawn, step.before, step.after, going_on, self.shards)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqmesh.loader.batch import UNSUPERVISED, batch_digest
+from seqmesh.loader.batch import ARRAYS, UNSUPERVISED, arrays_in, batch_digest, block_layout
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.packer.pieces import piece_ranges
 from tests.support import documents_of, long_tail, make_set, settings_for, walk
@@ -143,3 +143,52 @@ def test_a_rank_or_wave_that_the_plan_lacks_is_refused(data: Path) -> None:
         feed.deliver(2, Position(feed.start))
     with pytest.raises(ValueError, match="wave is 99: rank 0 has"):
         feed.deliver(0, Position(feed.start, 99))
+
+
+@given(st.lists(st.integers(0, 1000), min_size=len(ARRAYS), max_size=len(ARRAYS)))
+def test_the_arrays_of_a_block_are_aligned_and_do_not_overlap(lengths: list[int]) -> None:
+    starts, size = block_layout(lengths)
+    ends = [a + n * np.dtype(dtype).itemsize for a, n, dtype in zip(starts, lengths, ARRAYS.values(), strict=True)]
+    assert all(number % 64 == 0 for number in (*starts, size))
+    assert starts[0] == 0
+    assert all(end <= start < end + 64 for end, start in zip(ends, (*starts[1:], size), strict=True))
+    block = np.zeros(size, np.uint8)
+    for (name, array), start, end in zip(arrays_in(block, lengths).items(), starts, ends, strict=True):
+        assert array.dtype == ARRAYS[name]
+        array[:] = -1
+        assert block[start:end].all()
+        assert np.count_nonzero(block) == end - start
+        array[:] = 0
+
+
+def test_a_block_that_is_too_small_is_refused(data: Path) -> None:
+    lengths = [3] * len(ARRAYS)
+    size = block_layout(lengths)[1]
+    assert not arrays_in(bytes(size), lengths)["labels"].any()
+    with pytest.raises(ValueError, match=f"the block has {size - 1} bytes: its arrays need {size}"):
+        arrays_in(bytes(size - 1), lengths)
+    with pytest.raises(ValueError, match="zip"):
+        block_layout(lengths[:-1])
+    draft = Feed(settings_for(data)).draft(0, Position(Feed(settings_for(data)).start))
+    assert draft is not None
+    with pytest.raises(ValueError, match=f"its arrays need {draft.outline.nbytes}"):
+        draft.fill(np.zeros(draft.outline.nbytes - 64, np.uint8))
+
+
+def test_a_draft_fills_any_block_with_the_batch_that_would_be_delivered(data: Path) -> None:
+    feed = Feed(settings_for(data, ranks=4, capacity=20, max_document=60))
+    ring = np.empty(1 << 20, np.uint8)
+    position, end = Position(feed.start), 0
+    while (draft := feed.draft(3, position)) is not None:
+        delivery = feed.deliver(3, position)
+        assert delivery is not None
+        block = ring[end : end + draft.outline.nbytes]
+        batch = draft.fill(block)
+        assert batch_digest(batch) == batch_digest(delivery.batch)
+        assert (draft.before, draft.after) == (delivery.before, delivery.after)
+        for name, array in arrays_in(bytes(block), draft.outline.lengths).items():
+            assert np.shares_memory(getattr(batch, name), block) or not len(array)
+            assert getattr(batch, name).tolist() == array.tolist()
+        position, end = draft.next_position, end + draft.outline.nbytes
+        assert position == delivery.next_position
+    assert end > 10_000
