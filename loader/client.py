@@ -1,21 +1,31 @@
 """The rank's side of the wire: says hello, takes batches, gives credit back. Numpy only; `embedded` makes tensors.
 
 The client knows the position of the batch it waits for, and says hello again from there whenever something may be
-lost: after a silence, when the loader does not know it, when batches are missing. What an earlier session left in the
-pipe is dropped. So every batch is delivered once, whatever happens to the messages or to the loader in between.
+lost: after a silence, when the loader does not know it, when batches are missing or damaged. What an earlier session
+left in the pipe is dropped. So every batch is delivered once, whatever happens to the messages or to the loader in
+between. A batch's block, in the rank's ring or in a frame, is let go of when no array or tensor over it is left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 import zmq
 
-from seqmesh.loader.errors import LoaderError, LoaderTimeoutError, WireError
+from seqmesh.loader.arena import Block, Mapping, watched
+from seqmesh.loader.endpoint import keep_alive
+from seqmesh.loader.errors import CreditError, LoaderError, LoaderTimeoutError, WireError
 from seqmesh.loader.feed import Delivery, Position
+from seqmesh.loader.handover import fetch, handover_path
+from seqmesh.loader.keys import check_keys, prove_rank
+from seqmesh.loader.reader import HEARTBEAT_SECONDS, reader_name
 from seqmesh.loader.stream import StreamState
 from seqmesh.loader.wire import (
     Ack,
@@ -26,12 +36,14 @@ from seqmesh.loader.wire import (
     Heartbeat,
     Hello,
     Message,
+    Transport,
     Unknown,
     Welcome,
+    block_bytes,
+    check_frame,
     decode,
     decode_batch,
     encode,
-    payload_bytes,
 )
 
 POLL_SECONDS = 0.2  # how often a waiting rank looks whether the loader process lives
@@ -40,34 +52,61 @@ LINGER_MILLISECONDS = 500  # how long closing may wait for a loader to take the 
 
 
 class Client:
-    """One rank's connection to a loader process.
+    """One process's connection to a loader: `peer` of the `peers` processes that hold the replica of `rank` together.
 
     timeout: seconds to wait for any answer. credit: bytes of batches that may be under way. alive: called while
-    waiting; raises if the loader process is known to be dead for good.
+    waiting; raises if the loader process is known to be dead for good. transport: `shm` for batches in shared memory,
+    `zmq` for frames, `auto` for the first where the endpoint is on this machine for certain. keys: folder of keys, for
+    a loader that asks for them.
     """
 
     def __init__(
-        self, endpoint: str, *, rank: int, credit: int, timeout: float, alive: Callable[[], None] = lambda: None
+        self,
+        endpoint: str,
+        *,
+        rank: int,
+        peer: int = 0,
+        peers: int = 1,
+        credit: int,
+        timeout: float,
+        alive: Callable[[], None] = lambda: None,
+        transport: Literal["auto", "shm", "zmq"] = "auto",
+        keys: Path | None = None,
     ) -> None:
+        """Raises ValueError for settings that do not fit together or keys that can not be used."""
+        if rank < 0 or not 0 <= peer < peers:
+            raise ValueError(f"rank is {rank}, peer is {peer} of {peers}: must be at least 0, and peer below peers")
         self.endpoint = endpoint
-        self.rank = rank
+        self.rank, self.peer, self.peers = rank, peer, peers
         self.timeout = timeout
+        self.transport: Transport = transport_of(endpoint, transport)
+        self._name = secrets.token_hex(8)
         self._credit = credit
         self._alive = alive
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, LINGER_MILLISECONDS)
         self._socket.setsockopt(zmq.RCVHWM, 0)  # credits limit what is queued, in bytes
+        self._socket.setsockopt(zmq.IPV6, 1)
+        keep_alive(self._socket, endpoint)
+        if keys is not None:
+            check_keys(keys)
+            prove_rank(self._socket, keys)
+        self._refusals = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
         self._socket.connect(endpoint)
         self._position: Position | None = None  # of the batch to come next; None before `subscribe`
         self._session = 0
-        self._sequence = 0  # of the batch to come next, in this session
+        self._sequence = 0  # of the batch to come next
+        self._held: set[int] = set()  # batches whose blocks are still in use
+        self._released: deque[int] = deque()  # those that are not any more; from whatever thread
+        self._rings: dict[str, Mapping] = {}  # by name: the newest alone, views keep older ones
         self._served: Welcome | None = None  # what the loader serves: it may not change under way
         self._welcomed = False  # in this session
         self._ended = False
-        self._used: Ack | None = None  # of this session
         self._heard = 0.0  # when the loader was last heard, or hello said, in seconds of the monotonic clock
+        self._lively = 0.0  # when the loader was last heard
         self._patience = 0.0  # seconds of silence until hello is said again
+        self._trouble = ""  # what was wrong with what was heard last, if anything
 
     def welcome(self) -> Welcome:
         """Say hello without credit: learn what the loader serves. Raises LoaderError where it refuses this rank."""
@@ -78,36 +117,53 @@ class Client:
         self._open(position)
 
     def next(self) -> Delivery | None:
-        """The next batch, its arrays read-only views of the received frames; None after the last.
+        """The next batch, its arrays read-only views of its block; None after the last.
 
-        Gives the credit of the batch before back. Raises LoaderTimeoutError without a batch in time, LoaderError
-        where the loader reports one, WireError for a batch that is not the one expected.
+        Gives back the credit of the batches that are not in use any more. Raises LoaderTimeoutError without a batch in
+        time, CreditError where batches in use hold all the credit, LoaderError where the loader reports one, WireError
+        for a batch that is not the one expected.
         """
         if self._ended:
             return None
-        if self._used:
-            self._send(self._used)
-        message, frames = self._receive(Batch, End)
+        self.give_back()
+        message, block = self._receive(Batch, End)
         if isinstance(message, End):
             self._ended = True
             return None
-        assert isinstance(message, Batch)
-        before, after = StreamState.from_dict(message.before), StreamState.from_dict(message.after)
-        delivery = Delivery(decode_batch(message, frames), before, after)
-        if self._position != Position(before, delivery.batch.wave):
-            raise WireError(f"rank {self.rank}: asked for {self._position}, got wave {delivery.batch.wave} of {before}")
-        self._sequence += 1
-        self._position = delivery.next_position
-        used_bytes = payload_bytes(frames) + (self._used.credit if self._used else 0)
-        self._used = Ack(session=self._session, sequence=message.sequence, credit=used_bytes)
-        return delivery
+        assert isinstance(message, Batch) and self._position is not None and block is not None
+        batch = decode_batch(message, block)
+        here = self._position
+        if (batch.step, batch.wave) != (here.state.step, here.wave):
+            raise WireError(
+                f"{self._who}: asked for wave {here.wave} of step {here.state.step}, got {batch.wave} of {batch.step}"
+            )
+        if message.after is not None:
+            self._position = Position(StreamState.from_dict(message.after))
+        else:
+            self._position = Position(here.state, here.wave + 1)
+        return Delivery(batch, self._position)
+
+    def give_back(self) -> None:
+        """Tell the loader what is not in use any more, if anything is new."""
+        if self._released:
+            self._settle()
+            self._send(self._ack())
 
     def close(self) -> None:
-        """Leave. Takes half a second at most, also when the loader is gone; does nothing the second time."""
-        if not self._socket.closed:
-            self._send(Bye(session=self._session))
-            self._socket.close()
-            self._context.term()
+        """Leave. Takes half a second at most, also when the loader is gone; does nothing the second time. Views stay
+        what they are until this process ends."""
+        if self._socket.closed:
+            return
+        self._settle()
+        self._send(Bye(session=self._session, held=sorted(self._held)))
+        self._socket.disable_monitor()
+        self._refusals.close(linger=0)
+        self._socket.close()
+        self._context.term()
+
+    @property
+    def _who(self) -> str:
+        return reader_name(self.rank, self.peer, self.peers)
 
     def _open(self, position: Position | None) -> Welcome:
         self._position = position
@@ -121,22 +177,38 @@ class Client:
     def _hello(self) -> None:
         """Begin a session at the position of the next batch. Without one, ask for no batches."""
         self._session += 1
-        self._sequence = 0
         self._welcomed = False
-        self._used = None
         self._heard = time.monotonic()
-        state = self._position.state.to_dict() if self._position else None
-        wave = self._position.wave if self._position else 0
-        credit = self._credit if self._position else 0
-        self._send(Hello(rank=self.rank, session=self._session, credit=credit, state=state, wave=wave))
+        self._settle()
+        hello = Hello(
+            client=self._name,
+            rank=self.rank,
+            peer=self.peer,
+            peers=self.peers,
+            session=self._session,
+            sequence=self._sequence,
+            held=sorted(self._held),
+            credit=self._credit if self._position else 0,
+            state=self._position.state.to_dict() if self._position else None,
+            wave=self._position.wave if self._position else 0,
+            transport=self.transport,
+        )
+        self._send(hello)
+
+    def _ack(self) -> Ack:
+        return Ack(session=self._session, sequence=self._sequence, held=sorted(self._held))
+
+    def _settle(self) -> None:
+        while self._released:
+            self._held.discard(self._released.popleft())
 
     def _send(self, message: Message) -> None:
         """Never waits: a message that a full queue does not take is lost, as it would be with a dead loader."""
         with contextlib.suppress(zmq.Again):
             self._socket.send_multipart(encode(message), zmq.NOBLOCK)
 
-    def _receive(self, *wanted: type[Message]) -> tuple[Message, list[Any]]:
-        """The next message of a wanted type, and its array frames."""
+    def _receive(self, *wanted: type[Message]) -> tuple[Message, Block | None]:
+        """The next message of a wanted type, and the block of a batch."""
         deadline = time.monotonic() + self.timeout
         while (left := deadline - time.monotonic()) > 0:
             # First what came while the rank was computing, however long ago.
@@ -145,13 +217,53 @@ class Client:
                 self._break_silence()
                 continue
             header, *frames = self._socket.recv_multipart(copy=False)
-            message = decode(header.buffer)
-            if self._accept(message) and isinstance(message, wanted):
-                return message, [frame.buffer for frame in frames]
-        raise LoaderTimeoutError(
-            f"rank {self.rank}: no answer from the loader at {self.endpoint} within {self.timeout:g} s "
-            f"(waiting for batch {self._sequence} of session {self._session}): is it running?"
-        )
+            try:
+                message = decode(header.buffer)
+                if self._accept(message) and isinstance(message, wanted):
+                    return message, self._take(message, frames) if isinstance(message, Batch) else None
+            except WireError as error:  # what came damaged is as good as lost
+                self._trouble = str(error)
+                self._hello()
+        raise self._too_late()
+
+    def _too_late(self) -> LoaderError:
+        where = f"{self._who}: no answer from the loader at {self.endpoint} within {self.timeout:g} s"
+        self._settle()
+        if self._held and time.monotonic() - self._lively < 3 * HEARTBEAT_SECONDS:
+            return CreditError(
+                f"{self._who}: no batch within {self.timeout:g} s, {len(self._held)} are still in use and may hold all "
+                f"of {self._credit} bytes of credit: let go of them, copy what you keep, or give more credit_bytes"
+            )
+        if self._refusals.poll(0):
+            return LoaderTimeoutError(f"{where}: it refused the key of this rank")
+        trouble = f"; the last message was refused: {self._trouble}" if self._trouble else ""
+        waiting = f"waiting for batch {self._sequence} of session {self._session}"
+        return LoaderTimeoutError(f"{where} ({waiting}{trouble}): is it running?")
+
+    def _take(self, message: Batch, frames: list[Any]) -> Block:
+        """A batch's block, which is in use from now on. Raises WireError where it is not there as announced."""
+        number, size = self._sequence, block_bytes(message)
+        released = partial(self._released.append, number)
+        if message.arena:
+            try:
+                block = self._ring(message.arena).block(message.offset, size, released)
+            except ValueError as error:
+                raise WireError(str(error)) from error
+        else:
+            block = watched(check_frame(message, [frame.buffer for frame in frames]), 0, size, released)
+        self._held.add(number)
+        self._sequence += 1
+        self._trouble = ""
+        return block
+
+    def _ring(self, name: str) -> Mapping:
+        """The memory of this name, mapped when it is met for the first time."""
+        if name not in self._rings:
+            found = fetch(handover_path(self.endpoint), f"{name} {self._name}", self.timeout)
+            if found is None:
+                raise WireError(f"the loader at {self.endpoint} has no ring {name!r} any more")
+            self._rings = {name: Mapping(*found)}
+        return self._rings[name]
 
     def _break_silence(self) -> None:
         if time.monotonic() - self._heard >= self._patience:
@@ -163,8 +275,8 @@ class Client:
         if getattr(message, "session", None) != self._session:
             return False  # left over from before a hello
         if isinstance(message, Error):
-            raise LoaderError(f"rank {self.rank}: {message.message}")
-        self._heard = time.monotonic()
+            raise LoaderError(f"{self._who}: {message.message}")
+        self._heard = self._lively = time.monotonic()
         self._patience = min(SILENCE_SECONDS, self.timeout / 2)
         if isinstance(message, Welcome):
             self._check_served(message)
@@ -172,8 +284,9 @@ class Client:
         elif isinstance(message, Unknown) or not self._welcomed or self._is_missing_before(message):
             self._hello()
             return False
-        elif isinstance(message, Heartbeat) and self._used:
-            self._send(self._used)  # the loader may wait for this very ack
+        elif isinstance(message, Heartbeat):
+            self._settle()
+            self._send(self._ack())  # the loader may wait for this very ack
         return not (isinstance(message, Batch) and message.sequence < self._sequence)  # a duplicate
 
     def _is_missing_before(self, message: Message) -> bool:
@@ -184,7 +297,17 @@ class Client:
         """Raises LoaderError where a loader at the same endpoint serves something else than the one before it."""
         if self._served and (self._served.settings, self._served.data) != (welcome.settings, welcome.data):
             raise LoaderError(
-                f"rank {self.rank}: the loader at {self.endpoint} was started again with other settings or data: "
+                f"{self._who}: the loader at {self.endpoint} was started again with other settings or data: "
                 f"{welcome.settings}, data {welcome.data}; were {self._served.settings}, data {self._served.data}"
             )
         self._served = welcome
+
+
+def transport_of(endpoint: str, wanted: Literal["auto", "shm", "zmq"]) -> Transport:
+    """Raises ValueError for shared memory at an address that may be on another machine."""
+    local = bool(handover_path(endpoint))
+    if wanted not in ("auto", "shm", "zmq"):
+        raise ValueError(f"transport is {wanted!r}: must be auto, shm or zmq")
+    if wanted == "shm" and not local:
+        raise ValueError(f"transport is 'shm': {endpoint} is not on this machine for certain; needs ipc://PATH")
+    return "shm" if local and wanted != "zmq" else "zmq"

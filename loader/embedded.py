@@ -12,28 +12,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
-import numpy as np
 import torch
 
-from seqmesh.loader.batch import PackedBatch
 from seqmesh.loader.client import Client
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.exchange import exchange_texts
 from seqmesh.loader.feed import Delivery, Feed, Position
+from seqmesh.loader.order import ServeOptions
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.stream import StreamState
+from seqmesh.loader.tensors import TensorMaker, TorchBatch
 
 STATE_VERSION = 1
 CREDIT_BYTES = 64 << 20
 RESTARTS = 3
-ON_DEVICE = ("input_ids", "labels", "position_ids", "cu_seqlens")  # the rest describes segments: for the host
-WIDENED = ("input_ids", "labels")  # int32 on the wire, int64 for torch's embedding and cross entropy
-
-TorchBatch = PackedBatch[torch.Tensor]
 
 
 class Source(Protocol):
@@ -70,9 +68,17 @@ class Loader:
     rank has no documents); `batch.last_in_step` says when to reduce and update.
 
     settings may be None with `endpoint`: the running loader knows them. rank: by default torch.distributed's, else 0.
-    timeout: seconds to wait for the loader, at start and for each batch. credit_bytes: batches read ahead, in bytes.
-    restarts: how often a loader process that this Loader started, and that dies, is started again (0: never); all ranks
-    of the machine go on at their exact next batch.
+    peer, peers: where several processes hold one replica together (tensor and pipeline parallel), which of them this
+    is: all get the same batches, which are read, gathered and kept in memory once. timeout: seconds to wait for the
+    loader, at start and for each batch. credit_bytes: batches read ahead, in bytes: the size of the rank's ring.
+    transport: `shm`, `zmq`, or `auto` for shared memory where the loader is on this machine. keys: folder of keys for a
+    loader on another machine. restarts: how often a loader process that this Loader started, and that dies, is started
+    again (0: never); all ranks of the machine go on at their exact next batch. standby: a second loader process waits
+    to take over. options: see `ServeOptions`. log: file for the loader process's log.
+
+    Tensors are copies, safe to keep. views: instead, the token fields are read-only int32 views of shared memory (on
+    the CPU; a GPU gets its copy in any case); the memory is used again when the last tensor over it is gone, and a rank
+    that keeps too many gets a CreditError at the deadline, never another batch's tokens.
     wait_seconds: time spent waiting so far. vocab_size: ids that the shards' tokenizer has.
     """
 
@@ -81,32 +87,62 @@ class Loader:
         settings: LoaderSettings | None = None,
         *,
         rank: int | None = None,
+        peer: int = 0,
+        peers: int = 1,
         mode: Literal["process", "inline"] = "process",
         endpoint: str | None = None,
+        transport: Literal["auto", "shm", "zmq"] = "auto",
+        keys: str | Path | None = None,
         device: torch.device | str = "cpu",
+        views: bool = False,
         timeout: float = 120.0,
         credit_bytes: int = CREDIT_BYTES,
         restarts: int = RESTARTS,
+        standby: bool = False,
+        options: ServeOptions | None = None,
+        log: str | Path | None = None,
     ) -> None:
         """Raises ValueError for settings that do not fit together, LoaderError where the loader refuses."""
         self.rank = _own_rank() if rank is None else rank
         self.wait_seconds = 0.0
-        self._device = torch.device(device)
+        self._make = TensorMaker(torch.device(device), views=views)
         self._process: LoaderProcess | None = None
         self._source: Source
         if mode == "inline":
             self._open_inline(settings)
         else:
             if endpoint is None:
-                endpoint = self._own_endpoint(settings, timeout, restarts)
-            self._open_client(settings, endpoint, timeout, credit_bytes)
+                start = partial(
+                    LoaderProcess,
+                    timeout=timeout,
+                    restarts=restarts,
+                    standby=standby,
+                    options=options,
+                    log=None if log is None else Path(log),
+                )
+                endpoint = self._own_endpoint(settings, start)
+            connect = partial(
+                Client,
+                endpoint,
+                rank=self.rank,
+                peer=peer,
+                peers=peers,
+                credit=credit_bytes,
+                timeout=timeout,
+                transport=transport,
+                keys=None if keys is None else Path(keys),
+            )
+            self._open_client(settings, connect)
         self._position = Position(self._start)
         self._plan: str | None = None  # of the step that the position is inside of
         self._subscribed = False
 
     def __iter__(self) -> Iterator[TorchBatch]:
         while (delivery := self._next()) is not None:
-            yield delivery.batch.map(self._tensor)
+            batch = delivery.batch.map(self._make.tensor)
+            del delivery  # or it would hold the memory that it was copied from
+            yield batch
+            del batch  # it is the user's now, to keep or to let go of
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration stands: after the last batch it gave, however many were read ahead. Plain JSON.
@@ -158,22 +194,13 @@ class Loader:
             return None
         if self._position.wave > 0 and delivery.batch.plan != self._plan:
             raise LoaderError(
-                f"rank {self.rank}: the state was taken inside step {delivery.before.step} under plan {self._plan}, "
+                f"rank {self.rank}: the state was taken inside step {delivery.batch.step} under plan {self._plan}, "
                 f"this mesh plans {delivery.batch.plan}: use the same ranks, capacity and cost, or a state from a "
                 "step's end"
             )
         self._plan = delivery.batch.plan
         self._position = delivery.next_position
         return delivery
-
-    def _tensor(self, name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        """A tensor of its own memory: safe to keep. Widened on the device, so that half the bytes go there."""
-        widen = name in WIDENED
-        on_cpu = self._device.type == "cpu"
-        tensor = torch.from_numpy(array.astype(np.int64) if widen and on_cpu else array.copy())
-        if name in ON_DEVICE:
-            tensor = tensor.to(self._device, non_blocking=True)
-        return tensor.to(torch.int64) if widen else tensor
 
     def _open_inline(self, settings: LoaderSettings | None) -> None:
         if settings is None:
@@ -183,40 +210,38 @@ class Loader:
         self.vocab_size = feed.shards.manifest.vocab_size
         self._source = Inline(feed, self.rank)
 
-    def _open_client(self, settings: LoaderSettings | None, endpoint: str, timeout: float, credit: int) -> None:
-        alive = self._process.check if self._process else lambda: None
-        client = Client(endpoint, rank=self.rank, credit=credit, timeout=timeout, alive=alive)
+    def _open_client(self, settings: LoaderSettings | None, connect: Callable[..., Client]) -> None:
+        client = connect(alive=self._process.check if self._process else lambda: None)
         self._source = client
         try:
             welcome = client.welcome()
             served = LoaderSettings.from_json(welcome.settings)
             if settings is not None and settings.resolved() != served:
-                raise ValueError(f"the loader at {endpoint} serves other settings: {served}, asked for {settings}")
+                raise ValueError(f"the loader at {client.endpoint} serves other settings: {served}, not {settings}")
         except BaseException:
             self.close()
             raise
         self.settings, self._start, self._data = served, StreamState.from_dict(welcome.state), welcome.data
         self.vocab_size = welcome.vocab_size
 
-    def _own_endpoint(self, settings: LoaderSettings | None, timeout: float, restarts: int) -> str:
+    def _own_endpoint(self, settings: LoaderSettings | None, start: Callable[[LoaderSettings], LoaderProcess]) -> str:
         """Start this machine's loader process, or learn where the machine's first rank started it."""
         if settings is None:
             raise ValueError("settings is None: give them, or the endpoint of a loader that runs")
         if not _is_distributed():
-            self._process = LoaderProcess(settings, timeout=timeout, restarts=restarts)
+            self._process = start(settings)
             return self._process.endpoint
-        per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", torch.distributed.get_world_size()))
-        first = self.rank - self.rank % per_machine
+        process, first = torch.distributed.get_rank(), _first_of_machine()
         report = ""
-        if self.rank == first:
+        if process == first:
             try:
-                self._process = LoaderProcess(settings, timeout=timeout, restarts=restarts)
+                self._process = start(settings)
                 report = f"endpoint {self._process.endpoint}"
             except (LoaderError, OSError) as error:  # the others wait for a word: give it to them, too
                 report = f"error {error}"
-        kind, _, text = exchange_texts(report, self._device)[first].partition(" ")
+        kind, _, text = exchange_texts(report, self._make.device)[first].partition(" ")
         if kind == "error":
-            raise LoaderError(f"rank {first} could not start the loader process: {text}")
+            raise LoaderError(f"process {first} could not start the loader process: {text}")
         return text
 
 
@@ -226,3 +251,9 @@ def _is_distributed() -> bool:
 
 def _own_rank() -> int:
     return torch.distributed.get_rank() if _is_distributed() else 0
+
+
+def _first_of_machine() -> int:
+    """The process of this job that starts this machine's loader."""
+    rank = torch.distributed.get_rank()
+    return rank - rank % int(os.environ.get("LOCAL_WORLD_SIZE", torch.distributed.get_world_size()))

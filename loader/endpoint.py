@@ -1,32 +1,62 @@
-"""Where a loader listens: which addresses are allowed, and a bound socket whose queues only the credit limits."""
+"""Where a loader listens: which addresses are allowed, whose turn it is, and a bound socket."""
 
 from __future__ import annotations
 
 import contextlib
 import socket as unix
 from collections.abc import Iterator
+from pathlib import Path
 
+import filelock
 import zmq
 
+from seqmesh.loader.keys import proving_loader
 from seqmesh.loader.wire import MAX_HEADER_BYTES
 
 ALLOWED = ("ipc://", "tcp://127.0.0.1:", "tcp://[::1]:")
+LOCK_SUFFIX = ".lock"  # of an ipc endpoint's path
+BEAT_MILLISECONDS = 2000  # between machines: a connection that is cut without a word is found out by ZeroMQ itself
+DEAD_MILLISECONDS = 6000
 
 
-def check_endpoint(endpoint: str) -> None:
-    """Raises ValueError for an address that other machines could reach: nothing encrypts or authenticates the link."""
+def check_endpoint(endpoint: str, *, keys: str | None = None) -> None:
+    """Raises ValueError for an address that other machines could reach without keys: nothing would encrypt or
+    authenticate the link."""
+    if endpoint.startswith("tcp://") and keys is not None:
+        return
     if not endpoint.startswith(ALLOWED):
-        raise ValueError(f"endpoint is {endpoint!r}: must be ipc://PATH or a loopback address, tcp://127.0.0.1:PORT")
+        raise ValueError(
+            f"endpoint is {endpoint!r}: must be ipc://PATH or a loopback address, tcp://127.0.0.1:PORT; "
+            "any other tcp address needs keys"
+        )
+
+
+def claim_of(endpoint: str) -> filelock.BaseFileLock | None:
+    """Whoever holds it may listen at an ipc endpoint; the kernel gives it back when the holder dies. None for other
+    endpoints, which the kernel itself gives to one process only."""
+    path = endpoint.removeprefix("ipc://") + LOCK_SUFFIX
+    return filelock.FileLock(path) if endpoint.startswith("ipc://") else None
+
+
+def keep_alive(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Find out about cut connections. On one machine the kernel does."""
+    if endpoint.startswith("tcp://"):
+        socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MILLISECONDS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, DEAD_MILLISECONDS)
 
 
 @contextlib.contextmanager
-def listening(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
+def listening(endpoint: str, *, keys: str | None = None) -> Iterator[zmq.Socket[bytes]]:
     """A ROUTER socket that is bound to the endpoint. Raises OSError where that can not be."""
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket, contextlib.ExitStack() as stack:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a connection is gone
         socket.setsockopt(zmq.SNDHWM, 0)  # credits limit what is queued, in bytes
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_HEADER_BYTES)
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, 1)
+        keep_alive(socket, endpoint)
+        if keys is not None:
+            stack.enter_context(proving_loader(context, socket, Path(keys)))
         _bind(socket, endpoint)
         yield socket
 

@@ -3,6 +3,7 @@
 LoaderError
 ├── ShardError          a shard set is missing something, truncated or damaged
 ├── WireError           a message that is not ours, of another version, or over a limit
+├── CreditError         batches that a rank still uses hold all the credit it gave
 ├── ServingError        the loader failed after it had started to serve: a fault of ours, not of the data
 └── LoaderTimeoutError  no answer within the deadline (a TimeoutError as well)
 """
@@ -20,6 +21,10 @@ class ShardError(LoaderError):
 
 class WireError(LoaderError):
     """A message was refused."""
+
+
+class CreditError(LoaderError):
+    """Batches that are still in use hold all the credit."""
 
 
 class ServingError(LoaderError):

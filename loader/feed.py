@@ -33,27 +33,30 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A batch, the stream's states around its step, and where the rank goes on."""
+    """A batch, and where the rank goes on."""
 
     batch: NumpyBatch
-    before: StreamState
-    after: StreamState
-
-    @property
-    def next_position(self) -> Position:
-        return Position(self.after) if self.batch.last_in_step else Position(self.before, self.batch.wave + 1)
+    next_position: Position
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A batch that is decided and not gathered yet: its outline, which tells the memory it needs, the stream's states
-    around its step, and where the rank goes on."""
+    """A batch of a rank that is decided and not gathered yet: its outline, which tells the memory it needs, and where
+    the rank goes on."""
 
+    rank: int
     outline: Outline
-    before: StreamState
-    after: StreamState
     next_position: Position
     shards: ShardSet
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block that the batch fills."""
+        return self.outline.nbytes
+
+    @property
+    def tokens(self) -> int:
+        return int(self.outline.scalars["tokens"])
 
     def fill(self, block: npt.NDArray[np.uint8] | None = None) -> NumpyBatch:
         """Gather the batch, see `batch.fill`. May be called again: for another block, say."""
@@ -93,7 +96,7 @@ class Feed:
         """The batch at a position; None at the end of the last epoch. Raises what `draft` raises, and ShardError for a
         damaged shard."""
         draft = self.draft(rank, position)
-        return Delivery(draft.fill(), draft.before, draft.after) if draft else None
+        return Delivery(draft.fill(), draft.next_position) if draft else None
 
     def draft(self, rank: int, position: Position) -> Draft | None:
         """What `deliver` would give, before it is gathered. Raises ValueError for a rank or wave that the plan does not
@@ -111,4 +114,4 @@ class Feed:
         drawn = outline(step, rank, position.wave, self.settings, next_plan=next_plan)
         last = position.wave + 1 == waves
         going_on = Position(step.after) if last else Position(step.before, position.wave + 1)
-        return Draft(drawn, step.before, step.after, going_on, self.shards)
+        return Draft(rank, drawn, going_on, self.shards)

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
-import json
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+from pydantic import TypeAdapter, ValidationError
+
+from seqmesh.loader.explain import explain
 from seqmesh.loader.settings import LoaderSettings
 
 # What the owner writes to end the process. It may be killed before it can clear up itself: hence the second word.
 STOP = b"stop\n"
 STOP_AND_CLEAR_UP = b"stop and clear up\n"
 
+# What the process says of itself: it waits for the one that serves to end; it serves.
+STANDBY = b"standby\n"
+READY = b"ready\n"
+
 STOPPED = 0  # by its owner, or because its owner is gone
 REFUSED = 2  # the settings, the data or the endpoint
 FAILED = 3  # while serving
 # After these the same would happen again, or somebody wanted the end: no reason to start another process.
 FINAL = {STOPPED, REFUSED} | {code for n in (signal.SIGINT, signal.SIGTERM) for code in (128 + n, -n)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """How to serve, whatever is served. standby: wait where another loader has the endpoint, and take over when it is
+    gone. keys: folder of `keys.create_keys`, needed at an address that other machines reach. metrics: address for
+    Prometheus, HOST:PORT. poison: overwrite recycled slots, to find out who still reads one."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    standby: bool = False
+    keys: str | None = None
+    metrics: str | None = None
+    poison: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,29 +49,19 @@ class Order:
     endpoint: str
     owner: int
     folder: str = ""
+    options: ServeOptions = field(default_factory=ServeOptions)
 
     def to_json(self) -> str:
         """One line."""
-        return json.dumps(
-            {
-                "settings": self.settings.to_json().decode(),
-                "endpoint": self.endpoint,
-                "owner": self.owner,
-                "folder": self.folder,
-            }
-        )
+        return _ADAPTER.dump_json(self).decode()
 
     @classmethod
     def from_json(cls, text: bytes | str) -> Order:
         """Raises ValueError for anything else than what `to_json` gives."""
         try:
-            fields = json.loads(text)
-            settings = LoaderSettings.from_json(fields["settings"])
-            return cls(
-                settings=settings,
-                endpoint=str(fields["endpoint"]),
-                owner=int(fields["owner"]),
-                folder=str(fields["folder"]),
-            )
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"not an order for a loader process: {error!r}") from error
+            return _ADAPTER.validate_json(text)
+        except ValidationError as error:
+            raise ValueError(f"not an order for a loader process: {explain(error)}") from error
+
+
+_ADAPTER = TypeAdapter(Order)

@@ -1,8 +1,7 @@
 """`LoaderProcess`: starts the dedicated loader process of this machine, watches it, starts it again, ends it.
 
-It is started with `python -m`, never forked, in a process group of its own, so that Ctrl-C reaches the training job
-alone, which may still want batches. Its socket and its log lie in a private folder (mode 0700) with a random name. It
-ends when it is told to, and by itself when its owner is gone.
+Its socket and its log lie in a private folder (mode 0700) with a random name. It ends when it is told to, and by itself
+when its owner is gone.
 """
 
 from __future__ import annotations
@@ -10,21 +9,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from seqmesh.loader.child import Child
 from seqmesh.loader.errors import LoaderError, LoaderTimeoutError
-from seqmesh.loader.order import FINAL, STOP, STOP_AND_CLEAR_UP, Order
+from seqmesh.loader.handover import handover_path
+from seqmesh.loader.order import STOP, STOP_AND_CLEAR_UP, Order, ServeOptions
+from seqmesh.loader.ready import first_readable
 from seqmesh.loader.settings import LoaderSettings
 
 START_SECONDS = 120.0  # compiling the routines for the first time on a busy machine takes most of it
-STOP_SECONDS = 2.0  # after each of: asking, SIGTERM
 MAX_SOCKET_PATH = 107  # sun_path of a Unix socket, without its final zero
 
 log = logging.getLogger("seqmesh.loader")
@@ -35,11 +34,22 @@ class LoaderProcess:
 
     With `restarts`, a thread starts it again, that often in all, whenever it dies: the rank that owns it may be
     computing, or waiting for another rank that waits for the loader. Not where it refuses its data, or was ended by
-    SIGTERM or SIGINT: see `order.FINAL`.
+    SIGTERM or SIGINT: see `order.FINAL`. With `standby` a second process has opened the data, too, and takes over
+    within a fraction of a second when the first dies; its own place is then filled again, as a restart.
     """
 
-    def __init__(self, settings: LoaderSettings, *, timeout: float = START_SECONDS, restarts: int = 0) -> None:
-        """Start it and wait until it serves, for `timeout` seconds; so with every restart.
+    def __init__(
+        self,
+        settings: LoaderSettings,
+        *,
+        timeout: float = START_SECONDS,
+        restarts: int = 0,
+        standby: bool = False,
+        options: ServeOptions | None = None,
+        log: Path | None = None,
+    ) -> None:
+        """Start it and wait until it serves, for `timeout` seconds; so with every restart. log: file to add its log to
+        (JSON, one object a line), by default one that is removed at the end.
 
         Raises LoaderError with its own words where it refuses, LoaderTimeoutError where it is not up in time.
         """
@@ -48,19 +58,24 @@ class LoaderProcess:
         self._timeout = timeout
         self._folder = private_folder()
         self.endpoint = f"ipc://{self._folder / 'loader'}"
-        self.log = self._folder / "log"
+        self.log = log or self._folder / "log"
         self._order = Order(
-            settings=settings.resolved(), endpoint=self.endpoint, owner=os.getpid(), folder=str(self._folder)
+            settings=settings.resolved(),
+            endpoint=self.endpoint,
+            owner=os.getpid(),
+            folder=str(self._folder),
+            options=options or ServeOptions(),
         )
+        self._places = 2 if standby else 1
         self._lock = threading.Lock()  # whoever starts, ends or reaps a process holds it
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)  # readable from the first `stop` on
         self._stopped = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._children: list[Child] = []  # the oldest serves, the next stands by
         self._failure: str | None = None
         self._keeper: threading.Thread | None = None
         try:
             with self._lock:
-                self._start()
+                self._fill_places()
         except BaseException:
             self.stop()
             raise
@@ -70,23 +85,24 @@ class LoaderProcess:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        """Of the process that serves, or is about to."""
+        return next((child.pid for child in self._children if child.words_of_its_end() is None), self._children[0].pid)
 
     def check(self) -> None:
-        """Raises LoaderError if the process has ended and is not started again."""
+        """Raises LoaderError if the process has ended and nothing takes its place."""
         if self._keeper is None:
             with self._lock:
-                self._failure = self._words_of_its_end()
+                ends = [child.words_of_its_end() for child in self._children]
+                self._failure = ends[-1] if all(ends) else None
         if self._failure:
             raise LoaderError(self._failure)
 
     def restart(self) -> None:
-        """Start a new process at the same endpoint in place of the present one. Ranks that are connected go on at
-        their exact next batch. Raises what `__init__` raises."""
+        """Put a new process in place of the present one. Ranks that are connected go on at their exact next batch.
+        Raises what `__init__` raises."""
         with self._lock:
-            self._end()
-            self._start()
+            self._children.pop(0).end()
+            self._fill_places()
 
     def stop(self) -> None:
         """End the process, within seconds, and remove its folder. Does nothing the second time."""
@@ -95,7 +111,9 @@ class LoaderProcess:
         self._stopped = True
         os.eventfd_write(self._stop, 1)
         with self._lock:
-            self._end(STOP_AND_CLEAR_UP)
+            while self._children:  # the one that stands by first: it must not take over
+                last = len(self._children) == 1
+                self._children.pop().end(STOP_AND_CLEAR_UP if last else STOP)
         if self._keeper:
             self._keeper.join()
         os.close(self._stop)
@@ -107,55 +125,21 @@ class LoaderProcess:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _start(self) -> None:
-        """Start a process and wait until it serves. Raises what `__init__` raises."""
-        if len(os.fsencode(path := self.endpoint.removeprefix("ipc://"))) > MAX_SOCKET_PATH:
+    def _fill_places(self) -> None:
+        """Start as many processes as are missing. Raises what `__init__` raises."""
+        if len(os.fsencode(path := handover_path(self.endpoint))) > MAX_SOCKET_PATH:
             raise LoaderError(
                 f"{path}: over {MAX_SOCKET_PATH} bytes, too long for a socket; set TMPDIR to a shorter one"
             )
-        with self.log.open("ab") as log_file:
-            self._process = process = subprocess.Popen(
-                [sys.executable, "-m", "seqmesh.loader.server"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log_file,
-                bufsize=0,
-                process_group=0,
-            )
-        assert process.stdin and process.stdout
-        with contextlib.suppress(BrokenPipeError):  # its log says why
-            process.stdin.write(self._order.to_json().encode() + b"\n")
-        ready = _first_readable(process.stdout.fileno(), self._stop, seconds=self._timeout)
-        if ready is None:
-            raise LoaderTimeoutError(
-                f"the loader process was not ready within {self._timeout:g} s: {self._last_words()}"
-            )
-        if ready == self._stop:
-            raise LoaderError("the loader process was stopped while it started")
-        if process.stdout.readline() != b"ready\n":
-            process.wait()
-            raise LoaderError(self._words_of_its_end())
-
-    def _end(self, word: bytes = STOP) -> None:
-        """End the process if there is one: ask, then insist."""
-        if (process := self._process) is None:
-            return
-        assert process.stdin and process.stdout
-        for insist in (process.terminate, process.kill):
-            with contextlib.suppress(BrokenPipeError, ValueError):  # dead already; asked already
-                process.stdin.write(word)
-                process.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_SECONDS)
-                break
-            insist()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+        while len(self._children) < self._places:
+            options = replace(self._order.options, standby=bool(self._children))
+            child = Child(replace(self._order, options=options), self.log)
+            self._children.append(child)
+            child.wait(self._stop, self._timeout)
 
     def _keep(self, restarts: int) -> None:
-        """Start the process again whenever it dies, until `stop`. The keeper's thread."""
-        while self._wait_for_its_end():
+        """Start a process again whenever one dies, until `stop`. The keeper's thread."""
+        while self._wait_for_an_end():
             try:
                 with self._lock:
                     restarts = self._revive(restarts)
@@ -163,55 +147,46 @@ class LoaderProcess:
                 self._failure = str(error)
                 return
 
-    def _wait_for_its_end(self) -> bool:
-        """Wait until the process ends: True, or `stop` is called: False."""
-        with self._lock:
-            if self._stopped:
-                return False
-            if self._process is None or self._process.returncode is not None:
+    def _wait_for_an_end(self) -> bool:
+        """Wait until a process ends: True, or `stop` is called: False."""
+        with contextlib.ExitStack() as stack:
+            with self._lock:
+                if self._stopped:
+                    return False
+                ends = [child.open_end() for child in self._children]
+                for end in ends:
+                    if end is not None:
+                        stack.callback(os.close, end)
+            if not ends or None in ends:
                 return True  # a restart failed
-            end = os.pidfd_open(self._process.pid)
-        try:
-            return _first_readable(end, self._stop) == end
-        finally:
-            os.close(end)
+            return first_readable(*(end for end in ends if end is not None), self._stop) != self._stop
 
     def _revive(self, restarts: int) -> int:
-        """Start the process again if it is dead; how many restarts are left. Raises LoaderError where it stays dead."""
-        if self._stopped or (words := self._words_of_its_end()) is None:
+        """Replace a dead process; how many restarts are left. Raises LoaderError where it stays dead."""
+        dead = next((child for child in self._children if child.words_of_its_end()), None)
+        if self._stopped or dead is None:
             return restarts  # `stop` or `restart` was quicker
-        assert self._process is not None
-        if restarts == 0 or self._process.returncode in FINAL:
+        words = dead.words_of_its_end()
+        final = restarts == 0 or dead.is_final
+        if final and len(self._children) == 1:
             raise LoaderError(words)
-        log.warning("%s; starting it again, %d restarts left", words, restarts - 1)
-        self._end()
+        if final:  # the other one serves on
+            log.warning("%s; going on without it", words)
+            self._places = 1
+        else:
+            log.warning("%s; starting it again, %d restarts left", words, restarts - 1)
+        self._children.remove(dead)
+        dead.end()
+        if final:
+            return restarts
         try:
-            self._start()
+            self._fill_places()
         except LoaderTimeoutError:
-            self._end()
+            self._children.pop().end()
             raise
         except LoaderError:
             log.warning("the new loader process did not come up")  # it is dead, too: the next round says more
         return restarts - 1
-
-    def _words_of_its_end(self) -> str | None:
-        """How the process ended; None while it runs."""
-        code = self._process.poll() if self._process else None
-        return None if code is None else f"the loader process ended with exit code {code}: {self._last_words()}"
-
-    def _last_words(self) -> str:
-        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
-        return lines[-1] if lines else "it left no message"
-
-
-def _first_readable(*descriptors: int, seconds: float | None = None) -> int | None:
-    """Wait for the first of the descriptors that can be read, or is at its end; of several, the last: to be stopped
-    matters most. None when time is up. `poll`, since `select` takes no descriptor over 1023."""
-    poller = select.poll()
-    for descriptor in descriptors:
-        poller.register(descriptor, select.POLLIN)
-    ready = {descriptor for descriptor, _ in poller.poll(None if seconds is None else seconds * 1000)}
-    return next((descriptor for descriptor in reversed(descriptors) if descriptor in ready), None)
 
 
 def private_folder() -> Path:

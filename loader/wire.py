@@ -1,43 +1,46 @@
 """What loader and ranks say to each other. The only place that knows bytes on the wire.
 
-A message is a list of frames. The first is a msgpack map with a protocol version `v` and a `type`; array frames follow
-for `batch`. Nothing on the wire can run code, and every size is limited before it is read.
+A message is a msgpack map with a protocol version `v` and a `type`, in one frame. The arrays of a batch are one block
+of bytes (see `batch.block_layout`), which lies in a ring of shared memory or follows as a second frame. Nothing on the
+wire can run code, and every size is limited before it is read.
 
     rank                                     loader
      │ hello (rank, where to begin, credit)    │
      │────────────────────────────────────────►│
      │◄──────────────── welcome (job, settings)│   or error, and the rank is not served
      │◄───────────────── batch 0, batch 1, ... │   as long as the rank's credit, in bytes, lasts
-     │ ack (up to batch 0, bytes so far)       │   the rank has used a batch: credit comes back
+     │ ack (got 0 and 1, still uses 1)         │   what the rank has let go of: credit comes back
      │────────────────────────────────────────►│
      │◄────────────────────────────── heartbeat│   whenever nothing else was sent for a second
      │◄──────────────────────────────────── end│   after the last batch of the last epoch
      │ bye                                     │
      │────────────────────────────────────────►│
 
-`session` numbers the hellos of one rank, `sequence` the batches of one session: a rank that says hello again at its
-last position gets the exact next batch, and drops what an earlier session left in the pipe. So everything that can go
+`session` numbers the hellos of one connection, `sequence` its batches: a rank that says hello again at its last
+position gets the exact next batch, and drops what an earlier session left in the pipe. So everything that can go
 wrong between the two mends by one more hello; docs/loader.md says what leads to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgpack
-import numpy as np
+import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from seqmesh.loader.batch import ARRAYS, SCALARS, NumpyBatch, PackedBatch
+from seqmesh.loader.batch import SCALARS, Block, NumpyBatch, PackedBatch, arrays_in, block_layout
 from seqmesh.loader.errors import WireError
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_HEADER_BYTES = 1 << 16
-MAX_ARRAY_BYTES = 1 << 31
+MAX_BLOCK_BYTES = 1 << 34
 MAX_ITEMS = 1 << 10  # of any map or list in a header
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+State = dict[str, Any]  # of the stream, see `StreamState.to_dict`
+Transport = Literal["shm", "zmq"]
 
 
 class Message(BaseModel):
@@ -47,13 +50,24 @@ class Message(BaseModel):
 
 
 class Hello(Message):
-    """Serve `rank` from `state` (None: from the job's start), its micro-batch `wave`, within `credit` bytes."""
+    """Serve `rank` from `state` (None: from the job's start), its micro-batch `wave`, within `credit` bytes.
 
+    client: a random name of the sender, the same in all its hellos: process `peer` of the `peers` that hold this rank's
+    replica together. Its next batch is to be number `sequence`; of those before it, it still uses the `held`.
+    transport: where blocks of bytes are to be.
+    """
+
+    client: str
     rank: Count
+    peer: Count
+    peers: Count
     session: Count
+    sequence: Count
+    held: list[Count]
     credit: Count
-    state: dict[str, int] | None
+    state: State | None
     wave: Count
+    transport: Transport
 
 
 class Welcome(Message):
@@ -63,34 +77,38 @@ class Welcome(Message):
     session: Count
     job: str
     settings: str
-    state: dict[str, int]
+    state: State
     data: str
     vocab_size: Count
 
 
 class Batch(Message):
-    """One micro-batch. before, after: stream states around its step. lengths: items of each array frame."""
+    """One micro-batch. lengths: items of each of its arrays. after: the stream's state after its step, with a step's
+    last batch. arena, offset: where in which ring its block of bytes is; without an arena it is the frame that follows,
+    and `checksum` its xxh3-64."""
 
     session: Count
     sequence: Count
-    before: dict[str, int]
-    after: dict[str, int]
     scalars: dict[str, int | float | str]
     lengths: list[Count]
+    after: State | None
+    arena: str
+    offset: Count
+    checksum: Annotated[int, Field(ge=0, lt=1 << 64)]
 
 
 class Ack(Message):
-    """The rank has used the batches up to `sequence`, `credit` bytes in all: so much is free again. Counted from the
-    session's begin, so that an ack may be lost or come twice."""
+    """The rank has got the batches before number `sequence`, and has let go of all of these but the `held`. Whole, not
+    a difference, so that an ack may be lost or come twice."""
 
     session: Count
     sequence: Count
-    credit: Count
+    held: list[Count]
 
 
 class Heartbeat(Message):
-    """The loader lives. sequence: batches sent in this session so far; a rank that got fewer has lost one.
-    refused: messages that the loader refused since it started, whoever sent them."""
+    """The loader lives. sequence: the next batch's; a rank that waits for an earlier one has lost it. refused: messages
+    that the loader refused since it started, whoever sent them."""
 
     session: Count
     sequence: Count
@@ -118,9 +136,10 @@ class Error(Message):
 
 
 class Bye(Message):
-    """The rank is done."""
+    """The rank is done, but still looks at the batches in `held`, and will until its process ends."""
 
     session: Count
+    held: list[Count]
 
 
 _ALL: tuple[type[Message], ...] = (Hello, Welcome, Batch, Ack, Heartbeat, Unknown, End, Error, Bye)
@@ -130,8 +149,8 @@ Frames = Sequence[Any]  # bytes, memoryviews or arrays
 
 
 def encode(message: Message) -> list[Any]:
-    """A message without arrays as frames."""
-    header = {"v": PROTOCOL, "type": type(message).__name__.lower(), **message.model_dump()}
+    """A message as frames: one, to which a batch's block may be added."""
+    header = {"v": PROTOCOL, "type": type(message).__name__.lower(), **message.__dict__}
     return [msgpack.packb(header)]
 
 
@@ -156,37 +175,34 @@ def decode(header: Any) -> Message:
         raise WireError(f"not a valid message: {error}") from error
 
 
-def encode_batch(
-    batch: NumpyBatch, *, session: int, sequence: int, before: dict[str, int], after: dict[str, int]
-) -> list[Any]:
-    """A batch as a header and one frame per array. The arrays are not copied: leave them alone afterwards."""
-    arrays = [np.ascontiguousarray(getattr(batch, name), dtype) for name, dtype in ARRAYS.items()]
-    header = Batch(
-        session=session,
-        sequence=sequence,
-        before=before,
-        after=after,
-        scalars={name: getattr(batch, name) for name in SCALARS},
-        lengths=[len(array) for array in arrays],
-    )
-    return [*encode(header), *arrays]
-
-
-def decode_batch(header: Batch, frames: Frames) -> NumpyBatch:
-    """Rebuild a batch around its frames, not copied: read-only views. Raises WireError where they do not match."""
+def block_bytes(header: Batch) -> int:
+    """Size of the block that a batch announces. Raises WireError for one that can not be."""
     if {name: type(value) for name, value in header.scalars.items()} != SCALARS:
         raise WireError("a batch without its proper fields")
-    if not len(header.lengths) == len(frames) == len(ARRAYS):
-        raise WireError(f"a batch of {len(frames)} arrays: must have {len(ARRAYS)}")
-    fields: dict[str, Any] = dict(header.scalars)
-    for (name, dtype), length, frame in zip(ARRAYS.items(), header.lengths, frames, strict=True):
-        expected = length * np.dtype(dtype).itemsize
-        if expected > MAX_ARRAY_BYTES or len(frame) != expected:
-            raise WireError(f"{name} came as {len(frame)} bytes for {length} items of {dtype}")
-        fields[name] = np.frombuffer(frame, dtype)
-    return PackedBatch(**fields)
+    try:
+        _, size = block_layout(header.lengths)
+    except ValueError as error:
+        raise WireError(f"a batch of {len(header.lengths)} arrays: {error}") from error
+    if size > MAX_BLOCK_BYTES:
+        raise WireError(f"a batch of {size} bytes: the limit is {MAX_BLOCK_BYTES}")
+    return size
 
 
-def payload_bytes(frames: Frames) -> int:
-    """What a batch costs in credit: the bytes of its array frames."""
-    return sum(memoryview(frame).nbytes for frame in frames)
+def decode_batch(header: Batch, block: Block) -> NumpyBatch:
+    """The batch whose arrays are views of the block, which has passed `check_frame` or lies in a ring."""
+    return PackedBatch(**header.scalars, **arrays_in(block, header.lengths))  # type: ignore[arg-type]  # checked by name
+
+
+def check_frame(header: Batch, frames: Frames) -> Any:
+    """The block of a batch that came as a frame. Raises WireError where it is missing, cut short or damaged."""
+    size = block_bytes(header)
+    if len(frames) != 1 or len(frames[0]) != size:
+        raise WireError(f"a batch of {size} bytes came as {[len(frame) for frame in frames]}")
+    if block_checksum(frames[0]) != header.checksum:
+        raise WireError(f"a batch of {size} bytes came damaged: its checksum differs")
+    return frames[0]
+
+
+def block_checksum(block: Any) -> int:
+    """xxh3-64 of a block of bytes; 12 GB/s, so that a frame that is not what was sent is found out."""
+    return xxhash.xxh3_64_intdigest(block)

@@ -17,7 +17,7 @@ from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.order import Order
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.stream import StreamState
-from seqmesh.loader.wire import Hello, Message, decode, encode, encode_batch, payload_bytes
+from seqmesh.loader.wire import Batch, Hello, Message, block_bytes, decode, encode
 from tests.support import walk
 
 SILENCE_SECONDS = 1.5  # shorter than the default, not to wait long
@@ -97,8 +97,24 @@ def connection(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
         yield socket
 
 
-def say_hello(socket: zmq.Socket[bytes], *, rank: int = 0, session: int = 1, credit: int = 0) -> None:
-    socket.send_multipart(encode(Hello(rank=rank, session=session, credit=credit, state=None, wave=0)))
+def hello(**changes: Any) -> Hello:
+    """A first hello of rank 0, without credit, that wants frames."""
+    fields: dict[str, Any] = {"client": "x", "rank": 0, "peer": 0, "peers": 1, "session": 1, "sequence": 0, "held": []}
+    return Hello(**fields | {"credit": 0, "state": None, "wave": 0, "transport": "zmq"} | changes)
+
+
+def say_hello(socket: zmq.Socket[bytes], **changes: Any) -> None:
+    socket.send_multipart(encode(hello(**changes)))
+
+
+def take_batches(socket: zmq.Socket[bytes], milliseconds: int = 300) -> list[int]:
+    """Sizes of the batches that come until none has come for a while."""
+    sizes = []
+    while socket.poll(milliseconds):
+        message = decode(socket.recv_multipart()[0])
+        if isinstance(message, Batch):
+            sizes.append(block_bytes(message))
+    return sizes
 
 
 def wait_for(socket: zmq.Socket[bytes], wanted: type[Message], *, seconds: float = SECONDS) -> Any:
@@ -151,6 +167,6 @@ def resident_bytes(pid: int) -> int:
 def batch_bytes(settings: LoaderSettings) -> int:
     """What the first batch of rank 0 costs in credit."""
     feed = Feed(settings)
-    delivery = feed.deliver(0, Position(feed.start))
-    assert delivery is not None
-    return payload_bytes(encode_batch(delivery.batch, session=0, sequence=0, before={}, after={})[1:])
+    draft = feed.draft(0, Position(feed.start))
+    assert draft is not None
+    return draft.nbytes

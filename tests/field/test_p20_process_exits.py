@@ -93,9 +93,9 @@ def test_unfit_data_is_another_code(endpoint: str, tmp_path: Path) -> None:
 
 def test_what_nobody_foresaw_is_another_code_and_leaves_its_traceback(settings: LoaderSettings, endpoint: str) -> None:
     code = (
-        "from seqmesh.loader.server import LoaderServer\n"
+        "from seqmesh.loader.service import Service\n"
         "def broken(*_):\n    raise RuntimeError('broken on purpose')\n"
-        "LoaderServer._welcome = broken"
+        "Service._welcome = broken"
     )
     with server_process(Order(settings=settings, endpoint=endpoint, owner=os.getpid()), code=code) as process:
         until_ready(process)
@@ -180,6 +180,6 @@ def test_a_full_queue_does_not_stop_a_rank_from_leaving(endpoint: str) -> None:
     client = Client(endpoint, rank=0, credit=1, timeout=1)
     begin = time.monotonic()
     for _ in range(3000):  # ZeroMQ queues 1,000 for a peer that is not there
-        client._send(Bye(session=0))
+        client._send(Bye(held=[], session=0))
     client.close()
     assert time.monotonic() - begin < SECONDS

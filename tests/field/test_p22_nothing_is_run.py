@@ -14,10 +14,11 @@ import pytest
 from seqmesh.loader.client import Client
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.process import LoaderProcess
-from seqmesh.loader.server import MAX_REFUSALS_LOGGED, serve
+from seqmesh.loader.server import serve
+from seqmesh.loader.service import MAX_REFUSALS_LOGGED
 from seqmesh.loader.settings import LoaderSettings
-from seqmesh.loader.wire import PROTOCOL, Error, Heartbeat, Hello, encode
-from tests.serving import SECONDS, connection, digests_inline, say_hello, take, wait_for, wait_until
+from seqmesh.loader.wire import PROTOCOL, Error, Heartbeat
+from tests.serving import SECONDS, connection, digests_inline, hello, say_hello, take, wait_for, wait_until
 from tests.support import make_set, settings_for
 
 
@@ -42,18 +43,18 @@ class Mark:
         return os.mkdir, (str(self.path),)
 
 
-def hello(**changes: Any) -> bytes:
-    fields = {"v": PROTOCOL, "type": "hello", "rank": 0, "session": 1, "credit": 0, "state": None, "wave": 0}
+def packed_hello(**changes: Any) -> bytes:
+    fields = {"v": PROTOCOL, "type": "hello"} | hello().model_dump()
     return bytes(msgpack.packb(fields | changes))
 
 
 def attacks(marker: Path) -> dict[str, bytes]:
     return {
         "pickle": pickle.dumps(Mark(marker)),
-        "truncated map": hello()[:-4],
+        "truncated map": packed_hello()[:-4],
         "map of 4 GiB": b"\xdf\xff\xff\xff\xff",
         "string of 4 GiB": b"\x81\xa1v\xdb\xff\xff\xff\xff",
-        "future version": hello(v=PROTOCOL + 1),
+        "future version": packed_hello(v=PROTOCOL + 1),
         "random": random.Random(7).randbytes(500),
     }
 
@@ -129,7 +130,7 @@ def test_a_flood_neither_starves_a_rank_nor_fills_the_log(settings: LoaderSettin
 
 def test_a_state_that_is_not_one_is_refused_in_words(process: LoaderProcess) -> None:
     with connection(process.endpoint) as socket:
-        socket.send_multipart(encode(Hello(rank=0, session=1, credit=1, state={"__class__": 1}, wave=0)))
+        say_hello(socket, credit=1, state={"__class__": 1})
         assert "not a stream state" in wait_for(socket, Error).message
 
 

@@ -185,7 +185,7 @@ def test_a_draft_fills_any_block_with_the_batch_that_would_be_delivered(data: Pa
         block = ring[end : end + draft.outline.nbytes]
         batch = draft.fill(block)
         assert batch_digest(batch) == batch_digest(delivery.batch)
-        assert (draft.before, draft.after) == (delivery.before, delivery.after)
+        assert draft.next_position == delivery.next_position
         for name, array in arrays_in(bytes(block), draft.outline.lengths).items():
             assert np.shares_memory(getattr(batch, name), block) or not len(array)
             assert getattr(batch, name).tolist() == array.tolist()

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -19,7 +20,6 @@ from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.order import Order
 from seqmesh.loader.process import LoaderProcess
-from seqmesh.loader.reader import MAX_HEARTBEATS, Reader
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.wire import Ack, Batch, End, Error, Heartbeat, Unknown, Welcome, encode
 from tests.serving import (
@@ -78,35 +78,9 @@ def test_a_silent_rank_hears_that_the_loader_lives(process: LoaderProcess) -> No
     assert beat.refused == second.refused + 1
 
 
-def test_a_rank_that_never_answers_is_not_sent_heartbeats_for_ever(start: Position) -> None:
-    reader = Reader(rank=0, session=1, position=start, limit=0)
-    for _ in range(MAX_HEARTBEATS):
-        assert reader.next_heartbeat() < float("inf")
-        reader.heartbeat(0)
-    assert reader.next_heartbeat() == float("inf")
-    reader.acknowledge(Ack(session=0, sequence=0, credit=0))  # whatever it says, it lives
-    assert reader.next_heartbeat() < float("inf")
-
-
-def test_acks_may_come_twice_or_not_at_all_and_never_give_more_than_was_sent(start: Position) -> None:
-    reader = Reader(rank=0, session=1, position=start, limit=100)
-    for _ in range(3):
-        assert reader.may_send(30)
-        reader.waiting = [b""]
-        reader.take_waiting(30)
-    assert not reader.may_send(30)
-    for _ in range(2):
-        reader.acknowledge(Ack(session=1, sequence=1, credit=60))  # that of batch 0 was lost
-    assert (reader.under_way, reader.may_send(70), reader.may_send(71)) == (1, True, False)
-    reader.acknowledge(Ack(session=1, sequence=0, credit=30))
-    assert reader.under_way == 1
-    reader.acknowledge(Ack(session=1, sequence=900, credit=10**9))
-    assert (reader.under_way, reader.used_bytes) == (0, 90)
-
-
 def test_an_unknown_connection_is_told_to_say_hello(process: LoaderProcess) -> None:
     with connection(process.endpoint) as socket:
-        socket.send_multipart(encode(Ack(session=3, sequence=0, credit=0)))
+        socket.send_multipart(encode(Ack(session=3, sequence=0, held=[])))
         assert wait_for(socket, Unknown) == Unknown(session=3)
         say_hello(socket, session=4)
         wait_for(socket, Welcome)
@@ -341,7 +315,8 @@ def test_a_repeated_batch_is_dropped_and_a_missing_one_asked_for(start: Position
     client = Client(f"ipc://{tmp_path}/loader", rank=0, credit=1, timeout=SECONDS)
     client._position, client._session, client._welcomed, client._sequence = start, 7, True, 2
     state = start.state.to_dict()
-    batch = Batch(session=7, sequence=1, before=state, after=state, scalars={}, lengths=[])
+    fields: dict[str, Any] = {"scalars": {}, "lengths": [], "after": state, "arena": "", "offset": 0, "checksum": 0}
+    batch = Batch(session=7, sequence=1, **fields)
     assert not client._accept(batch)
     assert client._session == 7
     assert not client._accept(Heartbeat(session=7, sequence=3, refused=0))

@@ -19,8 +19,8 @@ from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.reader import MAX_UNDER_WAY
 from seqmesh.loader.settings import LoaderSettings
-from seqmesh.loader.wire import Ack, Batch, End, Hello, decode, encode, payload_bytes
-from tests.serving import digests_inline, is_running, take, wait_until
+from seqmesh.loader.wire import Ack, End, encode
+from tests.serving import digests_inline, hello, is_running, take, take_batches, wait_until
 from tests.support import long_tail, make_set, settings_for, walk
 
 CREDIT = 1 << 20
@@ -98,26 +98,16 @@ def test_a_batch_larger_than_all_the_credit_still_passes(settings: LoaderSetting
     client.close()
 
 
-def take_batches(socket: zmq.Socket[bytes]) -> list[int]:
-    """Sizes of the batches that come until none has come for a while."""
-    sizes = []
-    while socket.poll(300):
-        header, *frames = socket.recv_multipart()
-        if isinstance(decode(header), Batch):
-            sizes.append(payload_bytes(frames))
-    return sizes
-
-
 def test_no_more_is_sent_than_the_credit_allows(process: LoaderProcess) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(process.endpoint)
         limit = 3000
-        socket.send_multipart(encode(Hello(rank=0, session=1, credit=limit, state=None, wave=0)))
+        socket.send_multipart(encode(hello(credit=limit)))
         first = take_batches(socket)
         assert len(first) >= 2
         assert sum(first) <= limit
-        socket.send_multipart(encode(Ack(session=1, sequence=0, credit=first[0])))
+        socket.send_multipart(encode(Ack(session=1, sequence=1, held=[])))
         more = take_batches(socket)
         assert 1 <= len(more) <= 3
         assert sum(first[1:] + more) <= limit
@@ -133,9 +123,9 @@ def test_small_batches_are_not_read_ahead_without_end(tmp_path: Path) -> None:
     ):
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(process.endpoint)
-        socket.send_multipart(encode(Hello(rank=0, session=1, credit=64 << 20, state=None, wave=0)))
+        socket.send_multipart(encode(hello(credit=64 << 20)))
         assert len(take_batches(socket)) == MAX_UNDER_WAY
-        socket.send_multipart(encode(Ack(session=1, sequence=0, credit=10)))
+        socket.send_multipart(encode(Ack(session=1, sequence=1, held=[])))
         assert len(take_batches(socket)) == 1
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqmesh.loader.batch import ARRAYS, batch_digest
+from seqmesh.loader.batch import batch_digest
 from seqmesh.loader.errors import WireError
-from seqmesh.loader.feed import Feed
+from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.wire import (
     MAX_HEADER_BYTES,
     PROTOCOL,
@@ -19,29 +19,30 @@ from seqmesh.loader.wire import (
     End,
     Error,
     Heartbeat,
-    Hello,
     Message,
     Unknown,
     Welcome,
+    block_bytes,
+    block_checksum,
+    check_frame,
     decode,
     decode_batch,
     encode,
-    encode_batch,
-    payload_bytes,
 )
-from tests.support import make_set, settings_for, walk
+from tests.serving import hello
+from tests.support import make_set, settings_for
 
 STATE = {"position": 3, "seed": 2**61}
 MESSAGES = [
-    Hello(rank=1, session=2, credit=3, state=STATE, wave=4),
-    Hello(rank=1, session=2, credit=3, state=None, wave=4),
+    hello(rank=1, session=2, credit=3, state=STATE, wave=4, held=[5, 7]),
+    hello(),
     Welcome(session=1, job="ab", settings="{}", state=STATE, data="ff", vocab_size=9),
-    Ack(session=1, sequence=2, credit=3),
+    Ack(session=1, sequence=2, held=[0, 1]),
     Heartbeat(session=1, sequence=2, refused=3),
     Unknown(session=1),
     End(session=1, sequence=2),
     Error(session=1, message="what was wrong"),
-    Bye(session=1),
+    Bye(session=1, held=[2]),
 ]
 
 
@@ -51,25 +52,39 @@ def test_messages_survive_the_wire(message: Message) -> None:
 
 
 def test_a_batch_survives_the_wire(tmp_path: Path) -> None:
-    _, batch = next(walk(Feed(settings_for(make_set(tmp_path, [5, 9, 30]))), 0))
-    frames = encode_batch(batch, session=1, sequence=7, before=STATE, after=STATE)
-    header = decode(frames[0])
+    feed = Feed(settings_for(make_set(tmp_path, [5, 9, 30])))
+    draft = feed.draft(0, Position(feed.start))
+    assert draft is not None
+    block = np.empty(draft.nbytes, np.uint8)
+    batch = draft.fill(block)
+    place: dict[str, Any] = {"arena": "", "offset": 0, "checksum": block_checksum(block)}
+    sizes = list(draft.outline.lengths)
+    sent = Batch(session=1, sequence=7, scalars=draft.outline.scalars, lengths=sizes, after=STATE, **place)
+    header = decode(encode(sent)[0])
     assert isinstance(header, Batch)
-    raw = [bytes(memoryview(frame).cast("B")) for frame in frames[1:]]
-    received = decode_batch(header, raw)
+    assert header == sent
+    frame = bytes(block)
+    received = decode_batch(header, np.frombuffer(check_frame(header, [frame]), np.uint8))
     assert batch_digest(received) == batch_digest(batch)
     assert received.plan == batch.plan
-    assert payload_bytes(raw) == sum(len(frame) for frame in raw)
-    with pytest.raises(WireError, match="input_ids came as"):
-        decode_batch(header, [raw[0][:-1], *raw[1:]])
-    with pytest.raises(WireError, match=f"a batch of 2 arrays: must have {len(ARRAYS)}"):
-        decode_batch(header, raw[:2])
+    for frames, message in (
+        ([frame[:-1]], "bytes came as"),
+        ([], "bytes came as"),
+        ([frame, frame], "bytes came as"),
+        ([frame[:-1] + bytes([frame[-1] ^ 1])], "came damaged"),
+    ):
+        with pytest.raises(WireError, match=message):
+            check_frame(header, frames)
     with pytest.raises(WireError, match="without its proper fields"):
-        decode_batch(header.model_copy(update={"scalars": header.scalars | {"tokens": "many"}}), raw)
+        block_bytes(header.model_copy(update={"scalars": header.scalars | {"tokens": "many"}}))
+    with pytest.raises(WireError, match="a batch of 2 arrays"):
+        block_bytes(header.model_copy(update={"lengths": [1, 2]}))
+    with pytest.raises(WireError, match="the limit is"):
+        block_bytes(header.model_copy(update={"lengths": [1 << 62, *header.lengths[1:]]}))
 
 
 def packed(**changes: Any) -> bytes:
-    fields = {"v": PROTOCOL, "type": "ack", "session": 1, "sequence": 2, "credit": 3} | changes
+    fields = {"v": PROTOCOL, "type": "ack", "session": 1, "sequence": 2, "held": []} | changes
     return bytes(msgpack.packb({k: v for k, v in fields.items() if v is not ...}))
 
 
@@ -80,10 +95,10 @@ def packed(**changes: Any) -> bytes:
         (packed(v=...), "not a message of protocol version"),
         (packed(type="exec"), "unknown type"),
         (packed(type=["ack"]), "unknown type"),
-        (packed(credit="3"), "not a valid message"),
-        (packed(credit=-1), "not a valid message"),
-        (packed(credit=2**64 - 1), "not a valid message"),
-        (packed(credit=...), "not a valid message"),
+        (packed(sequence="3"), "not a valid message"),
+        (packed(sequence=-1), "not a valid message"),
+        (packed(held=[2**64 - 1]), "not a valid message"),
+        (packed(held=...), "not a valid message"),
         (packed(surprise=1), "not a valid message"),
         (packed()[:-3], "not a msgpack map"),
         (packed() + b"\x00", "not a msgpack map"),
@@ -105,8 +120,3 @@ def test_anything_else_is_refused(frame: bytes, message: str) -> None:
 def test_random_bytes_never_do_more_than_be_refused(frame: bytes) -> None:
     with pytest.raises(WireError):
         decode(frame)
-
-
-def test_numpy_numbers_do_not_slip_into_a_state() -> None:
-    with pytest.raises(ValueError, match="state"):
-        Hello(rank=0, session=0, credit=0, state={"position": np.int64(3)}, wave=0)  # type: ignore[dict-item]  # wrong on purpose
