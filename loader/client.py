@@ -259,7 +259,8 @@ class Client:
     def _ring(self, name: str) -> Mapping:
         """The memory of this name, mapped when it is met for the first time."""
         if name not in self._rings:
-            found = fetch(handover_path(self.endpoint), f"{name} {self._name}", self.timeout)
+            assert self._served is not None
+            found = fetch(self._served.rings, f"{name} {self._name}", self.timeout)
             if found is None:
                 raise WireError(f"the loader at {self.endpoint} has no ring {name!r} any more")
             self._rings = {name: Mapping(*found)}

@@ -31,8 +31,10 @@ def handover_path(endpoint: str) -> str:
 
 @dataclass(slots=True)
 class Handover:
-    """The loader's side. Never waits: `descriptors` are to be polled, and `serve` called with those that are ready."""
+    """The loader's side, which listens at `path`. Never waits: `descriptors` are to be polled, and `serve` called with
+    those that are ready."""
 
+    path: str
     listener: socket.socket
     _pending: dict[int, socket.socket] = field(default_factory=dict)
 
@@ -88,7 +90,7 @@ def handing_over(endpoint: str) -> Iterator[Handover | None]:
         os.chmod(path, 0o600)
         listener.setblocking(False)
         listener.listen(MAX_PENDING)
-        handover = Handover(listener)
+        handover = Handover(os.path.abspath(path), listener)
         try:
             yield handover
         finally:

@@ -111,9 +111,8 @@ class LoaderProcess:
         self._stopped = True
         os.eventfd_write(self._stop, 1)
         with self._lock:
-            while self._children:  # the one that stands by first: it must not take over
-                last = len(self._children) == 1
-                self._children.pop().end(STOP_AND_CLEAR_UP if last else STOP)
+            for child in reversed(self._children):  # the one that stands by first: it must not take over
+                child.end(STOP_AND_CLEAR_UP if child is self._children[0] else STOP)
         if self._keeper:
             self._keeper.join()
         os.close(self._stop)

@@ -87,7 +87,7 @@ def serve(
             service = Service(feed, socket, handover, counters=counters, poison=options.poison)
             return service.run(ready=ready, until=[signals, *until])
         except Exception as error:
-            log.exception("failed while serving")
+            log.exception("failed while serving: %r", error)
             raise ServingError(f"the loader failed while serving: {error!r}") from error
 
 

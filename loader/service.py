@@ -177,6 +177,7 @@ class Service:
             state=self.feed.start.to_dict(),
             data=self.feed.data_fingerprint,
             vocab_size=self.feed.shards.manifest.vocab_size,
+            rings=self.handover.path if self.handover else "",
         )
         self._send(identity, welcome)
 

@@ -72,7 +72,8 @@ class Hello(Message):
 
 class Welcome(Message):
     """job: random name of this loader process. settings: the job's LoaderSettings as JSON. state: where it begins.
-    data: fingerprint of the shard set; vocab_size: its tokenizer's."""
+    data: fingerprint of the shard set; vocab_size: its tokenizer's. rings: path of the socket where memory of rings is
+    handed over, see `handover`; empty: nowhere."""
 
     session: Count
     job: str
@@ -80,6 +81,7 @@ class Welcome(Message):
     state: State
     data: str
     vocab_size: Count
+    rings: str
 
 
 class Batch(Message):

@@ -38,6 +38,7 @@ for line in sys.stdin:
         delivery = client.next()
         after = delivery.next_position
         print(json.dumps([batch_digest(delivery.batch), after.state.to_dict(), after.wave]), flush=True)
+        del delivery
 """
 
 
@@ -155,6 +156,7 @@ def take(client: Client, count: int | None = None) -> list[str]:
         if (delivery := client.next()) is None:
             break
         digests.append(batch_digest(delivery.batch))
+        del delivery  # its credit comes back when nothing uses it
     return digests
 
 

@@ -24,12 +24,9 @@ GROWTH = 30 * MIB  # far below the 1,000 MiB that pass
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> LoaderSettings:
     """Batches of one document each, of just under 1 MiB, without end."""
-    folder = tmp_path_factory.mktemp("sets")
-    sizes = [batch_bytes(settings_of(make_set(folder / str(n), [n] * 2, shard_tokens=n), n)) for n in (1000, 2000)]
-    per_token = (sizes[1] - sizes[0]) // 1000
-    tokens = (MIB - sizes[0]) // per_token + 1000
-    settings = settings_of(make_set(folder / "set", [tokens] * 8, shard_tokens=4 * tokens), tokens)
-    assert MIB - 100 < batch_bytes(settings) <= MIB
+    tokens = (MIB - 1024) // 12  # three fields of 4 bytes a token, and what describes one document
+    settings = settings_of(make_set(tmp_path_factory.mktemp("set"), [tokens] * 8, shard_tokens=4 * tokens), tokens)
+    assert MIB - 2000 < batch_bytes(settings) <= MIB
     return settings
 
 

@@ -1,5 +1,6 @@
 """A process that would not exit: messages that nobody takes kept it, and its exit code did not say what ended it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -103,15 +104,15 @@ def test_what_nobody_foresaw_is_another_code_and_leaves_its_traceback(settings: 
             say_hello(socket)
             assert process.wait(EXIT_SECONDS) == 3
         assert process.stderr is not None
-        words = process.stderr.read()
-    assert "Traceback" in words
-    assert words.splitlines()[-1] == "RuntimeError: broken on purpose"
+        words = json.loads(process.stderr.read().splitlines()[-1])
+    assert words["message"] == "failed while serving: RuntimeError('broken on purpose')"
+    assert words["traceback"].splitlines()[-1] == "RuntimeError: broken on purpose"
 
 
 def test_batches_that_were_under_way_are_counted_in_the_log(settings: LoaderSettings, endpoint: str) -> None:
     with server_process(Order(settings=settings, endpoint=endpoint, owner=os.getpid())) as process:
         with connection(endpoint) as socket:
-            say_hello(socket, credit=500)
+            say_hello(socket, credit=5000)
             sent = wait_for(socket, Heartbeat).sequence
             assert sent >= 2
             process.terminate()

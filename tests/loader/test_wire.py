@@ -36,7 +36,7 @@ STATE = {"position": 3, "seed": 2**61}
 MESSAGES = [
     hello(rank=1, session=2, credit=3, state=STATE, wave=4, held=[5, 7]),
     hello(),
-    Welcome(session=1, job="ab", settings="{}", state=STATE, data="ff", vocab_size=9),
+    Welcome(session=1, job="ab", settings="{}", state=STATE, data="ff", vocab_size=9, rings="/a/b"),
     Ack(session=1, sequence=2, held=[0, 1]),
     Heartbeat(session=1, sequence=2, refused=3),
     Unknown(session=1),
