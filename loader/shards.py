@@ -67,12 +67,16 @@ class ShardSet:
         )
         if bad >= 0:
             document = int(documents[bad])
-            chunk = int(np.searchsorted(chunks.first_row, document, side="right")) - 1
-            path = self.folder / self.manifest.shards[int(chunks.shard[chunk])].file
             raise ShardError(
-                f"{path}: the offsets of document {document} contradict the lengths index; the file is damaged"
+                f"{self.file_of(document)}: the offsets of document {document} contradict the lengths index; "
+                "the file is damaged"
             )
         return found
+
+    def file_of(self, document: int) -> Path:
+        """The shard that a document is in."""
+        chunk = int(np.searchsorted(self._chunks.first_row, document, side="right")) - 1
+        return self.folder / self.manifest.shards[int(self._chunks.shard[chunk])].file
 
     def tokens(self, document: int) -> npt.NDArray[Any]:
         """A read-only view of one document's token ids."""
