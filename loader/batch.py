@@ -21,6 +21,7 @@ from seqmesh.loader.gather import DOCUMENT, gather, outline_segments, write_segm
 from seqmesh.loader.planner import Step
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.shards import ShardSet
+from seqmesh.loader.spans import mask_labels
 from seqmesh.packer.lengths import Int64Array
 
 ALIGNMENT = 64  # bytes, of each array in a block: a cache line
@@ -223,5 +224,7 @@ def fill(shards: ShardSet, outline: Outline, block: npt.NDArray[np.uint8] | None
             f"{shards.file_of(int(documents[bad]))}: document {documents[bad]} holds an id that is not below the "
             f"vocabulary's size, {vocabulary}; the file is damaged"
         )
+    if len(labels) and (spans := shards.spans(documents)) is not None:
+        mask_labels(outline.segments, spans.address, spans.count, labels)
     fields: dict[str, Any] = arrays | outline.scalars
     return PackedBatch(**fields)
