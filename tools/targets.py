@@ -86,4 +86,4 @@ def list_offsets(column: Any) -> Int64Array:
     buffer = column.buffers()[1]
     if buffer is None or not len(column):
         return np.zeros(1, np.int64)
-    return np.frombuffer(buffer, np.int64)[column.offset : column.offset + len(column) + 1]
+    return np.frombuffer(buffer, np.int64, buffer.size // 8)[column.offset : column.offset + len(column) + 1]
