@@ -143,7 +143,10 @@ def block_layout(lengths: Sequence[int]) -> tuple[tuple[int, ...], int]:
 
 def arrays_in(block: Block, lengths: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
     """The ARRAYS that lie in a block, as views. Raises ValueError where the block is smaller than they need."""
-    starts, size = block_layout(lengths)
+    return _arrays_at(block, lengths, *block_layout(lengths))
+
+
+def _arrays_at(block: Block, lengths: Sequence[int], starts: Sequence[int], size: int) -> dict[str, npt.NDArray[Any]]:
     if (given := len(block)) < size:
         raise ValueError(f"the block has {given} bytes: its arrays need {size}")
     return {
@@ -156,18 +159,16 @@ def arrays_in(block: Block, lengths: Sequence[int]) -> dict[str, npt.NDArray[Any
 class Outline:
     """All of a micro-batch but its tokens: known before memory is taken for it.
 
-    segments [6, N], members: what `gather.outline_segments` gives. lengths: items of each of ARRAYS. scalars: SCALARS.
+    segments [6, N], members: what `gather.outline_segments` gives. lengths: items of each of ARRAYS; starts, nbytes:
+    their `block_layout`. scalars: SCALARS.
     """
 
     segments: Int64Array
     members: Int64Array
     lengths: tuple[int, ...]
+    starts: tuple[int, ...]
+    nbytes: int
     scalars: dict[str, int | float | str]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the block that the batch fills."""
-        return block_layout(self.lengths)[1]
 
 
 def outline(step: Step, rank: int, wave: int, settings: LoaderSettings, *, next_plan: str = "") -> Outline:
@@ -190,10 +191,14 @@ def outline(step: Step, rank: int, wave: int, settings: LoaderSettings, *, next_
     rows = settings.padded(tokens)
     count = segments.shape[1]
     labels, position_ids = (rows * (name in settings.fields) for name in ("labels", "position_ids"))
+    lengths = rows, labels, position_ids, count + 1, *[count] * 6, len(members)
+    starts, nbytes = block_layout(lengths)
     return Outline(
         segments=segments,
         members=members,
-        lengths=(rows, labels, position_ids, count + 1, *[count] * 6, len(members)),
+        lengths=lengths,
+        starts=starts,
+        nbytes=nbytes,
         scalars=step.scalars
         | {
             "max_seqlen": longest,
@@ -211,7 +216,8 @@ def fill(shards: ShardSet, outline: Outline, block: npt.NDArray[np.uint8] | None
     """Gather a micro-batch from the shards into `block`: at least `outline.nbytes` bytes, by default new ones. The
     batch's arrays are views of it. Raises ShardError where a shard is damaged, ValueError where the block is too small.
     """
-    arrays = arrays_in(np.empty(outline.nbytes, np.uint8) if block is None else block, outline.lengths)
+    block = np.empty(outline.nbytes, np.uint8) if block is None else block
+    arrays = _arrays_at(block, outline.lengths, outline.starts, outline.nbytes)
     input_ids, labels, position_ids, *columns = arrays.values()
     write_segments(outline.segments, outline.members, *columns)
     documents = outline.segments[DOCUMENT]
