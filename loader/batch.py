@@ -2,8 +2,8 @@
 
 A batch's arrays lie in one block of memory, in the layout of `block_layout`, so that wherever a block lies or goes, the
 number of items of each array is all that is needed to find them. `outline` tells the size before memory is taken,
-`fill` writes. Boundaries travel explicitly (`cu_seqlens`); positions restart in every document. Labels are shifted inside the
-document before it is split over ranks, so a rank never needs a neighbour's token.
+`fill` writes. Boundaries travel explicitly (`cu_seqlens`); positions restart in every document. Labels are shifted
+inside the document before it is split over ranks, so a rank never needs a neighbour's token.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from seqmesh.loader.errors import ShardError
+from seqmesh.loader.gather import DOCUMENT, gather, outline_segments, write_segments
 from seqmesh.loader.planner import Step
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.shards import ShardSet
-from seqmesh.packer.jit import array_at, jit, pointer
+from seqmesh.loader.spans import mask_labels
 from seqmesh.packer.lengths import Int64Array
-from seqmesh.packer.pieces import piece_ranges, piece_tokens
 
-UNSUPERVISED = -100
 ALIGNMENT = 64  # bytes, of each array in a block: a cache line
 
 A = TypeVar("A")  # numpy arrays in the loader, torch tensors in user code
@@ -32,17 +32,18 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch(Generic[A]):
-    """T tokens of N segments, for one rank in one wave of one step.
+    """`tokens` tokens of N segments in T rows, for one rank in one wave of one step.
 
     input_ids, labels, position_ids [T]: int32 on the wire; labels are shifted, -100 where nothing is to be learned;
-    positions count from the document's start. cu_seqlens [N + 1] int32: segment i is rows cu_seqlens[i] to
-    cu_seqlens[i + 1]; `pad` rows follow the last. Per segment [N], int64: document_ids (row of the set),
-    document_offsets (tokens of that row before the document, not 0 only for pieces of an overlong one),
-    document_lengths (tokens of the whole document, on all its ranks), ring_ids (-1: whole on this rank), ring_sizes,
-    ring_indices; ring_ranks: the members of all segments' rings, one after the other (this rank itself for a document
-    that is whole). A piece of a ring is its early chunk followed by its late one, see `packer.pieces`. waves: micro-
-    batches that this rank has in this step; a rank without documents gets one batch of no tokens, so that every rank
-    sees every step. supervised_tokens_in_step: divide the summed loss by it, on every rank. tokens_in_step,
+    positions count from the document's start. labels and position_ids have no items where the setting `fields` leaves
+    them out. cu_seqlens [N + 1] int32: segment i is rows cu_seqlens[i] to cu_seqlens[i + 1]; `pad` rows of id 0, label
+    -100, position 0 follow the last, none unless the setting `pad_to` asks for them. Per segment [N], int64:
+    document_ids (row of the set), document_offsets (tokens of that row before the document, not 0 only for pieces of an
+    overlong one), document_lengths (tokens of the whole document, on all its ranks), ring_ids (-1: whole on this rank),
+    ring_sizes, ring_indices; ring_ranks: the members of all segments' rings, one after the other (this rank itself for
+    a document that is whole). A piece of a ring is its early chunk followed by its late one, see `packer.pieces`.
+    waves: micro- batches that this rank has in this step; a rank without documents gets one batch of no tokens, so that
+    every rank sees every step. supervised_tokens_in_step: divide the summed loss by it, on every rank. tokens_in_step,
     rings_in_step (documents spread over ranks), imbalance (makespan over the mean rank's work) and plan (digest)
     describe the whole step; next_plan is the digest of the step after, empty at the end.
     """
@@ -101,7 +102,8 @@ ARRAYS = {
     "ring_indices": "int64",
     "ring_ranks": "int64",
 }
-_WIDTHS = tuple(np.dtype(dtype).itemsize for dtype in ARRAYS.values())
+_DTYPES = tuple(np.dtype(dtype) for dtype in ARRAYS.values())
+_WIDTHS = tuple(dtype.itemsize for dtype in _DTYPES)
 _COUNTS = ("max_seqlen", "pad", "step", "epoch", "wave", "waves", "tokens", "tokens_in_step")
 SCALARS: dict[str, type] = {
     **dict.fromkeys((*_COUNTS, "supervised_tokens_in_step", "rings_in_step"), int),
@@ -135,18 +137,21 @@ def block_layout(lengths: Sequence[int]) -> tuple[tuple[int, ...], int]:
     starts, end = [], 0
     for items, width in zip(lengths, _WIDTHS, strict=True):
         starts.append(end)
-        end += -(-items * width // ALIGNMENT) * ALIGNMENT
+        end += (items * width + ALIGNMENT - 1) & -ALIGNMENT
     return tuple(starts), end
 
 
 def arrays_in(block: Block, lengths: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
     """The ARRAYS that lie in a block, as views. Raises ValueError where the block is smaller than they need."""
-    starts, size = block_layout(lengths)
+    return _arrays_at(block, lengths, *block_layout(lengths))
+
+
+def _arrays_at(block: Block, lengths: Sequence[int], starts: Sequence[int], size: int) -> dict[str, npt.NDArray[Any]]:
     if (given := len(block)) < size:
         raise ValueError(f"the block has {given} bytes: its arrays need {size}")
     return {
         name: np.ndarray(items, dtype, block, start)
-        for (name, dtype), items, start in zip(ARRAYS.items(), lengths, starts, strict=True)
+        for name, dtype, items, start in zip(ARRAYS, _DTYPES, lengths, starts, strict=True)
     }
 
 
@@ -154,117 +159,78 @@ def arrays_in(block: Block, lengths: Sequence[int]) -> dict[str, npt.NDArray[Any
 class Outline:
     """All of a micro-batch but its tokens: known before memory is taken for it.
 
-    columns: the ARRAYS that are not per token. first, last: token ranges of each segment's early chunk and late one,
-    which is empty for a document that is whole. lengths: items of each of ARRAYS. scalars: the SCALARS.
+    segments [6, N], members: what `gather.outline_segments` gives. lengths: items of each of ARRAYS; starts, nbytes:
+    their `block_layout`. scalars: SCALARS.
     """
 
-    columns: dict[str, npt.NDArray[Any]]
-    early: tuple[Int64Array, Int64Array]
-    late: tuple[Int64Array, Int64Array]
+    segments: Int64Array
+    members: Int64Array
     lengths: tuple[int, ...]
+    starts: tuple[int, ...]
+    nbytes: int
     scalars: dict[str, int | float | str]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the block that the batch fills."""
-        return block_layout(self.lengths)[1]
 
-
-def outline(step: Step, rank: int, wave: int, _settings: LoaderSettings, *, next_plan: str = "") -> Outline:
+def outline(step: Step, rank: int, wave: int, settings: LoaderSettings, *, next_plan: str = "") -> Outline:
     """What the plan says of one micro-batch. Reads no shard."""
-    plan = step.plan
-    pieces = plan.pieces(rank, wave)
-    order, ring_size, ring_index = plan.document[pieces], plan.ring_size[pieces], plan.ring_index[pieces]
-    documents, offsets, lengths = step.documents.document[order], step.documents.offset[order], plan.lengths[order]
-    rows = piece_tokens(lengths, ring_size, ring_index)
-    cu_seqlens = np.zeros(len(pieces) + 1, np.int32)
-    np.cumsum(rows, out=cu_seqlens[1:])
-    tokens = int(cu_seqlens[-1])
-    early, late = piece_ranges(lengths, ring_size, ring_index)
-    columns: dict[str, npt.NDArray[Any]] = {
-        "cu_seqlens": cu_seqlens,
-        "document_ids": documents,
-        "document_offsets": offsets,
-        "document_lengths": lengths,
-        "ring_ids": np.where(ring_size > 1, order, -1),
-        "ring_sizes": ring_size,
-        "ring_indices": ring_index,
-        "ring_ranks": _members(order, plan.ring_offsets, plan.ring_ranks),
-    }
-    scalars: dict[str, int | float | str] = {
-        "max_seqlen": int(rows.max(initial=0)),
-        "pad": 0,
-        "step": step.before.step,
-        "epoch": step.before.epoch,
-        "wave": wave,
-        "waves": max(int(plan.waves[rank]), 1),
-        "tokens": tokens,
-        "tokens_in_step": plan.tokens,
-        "supervised_tokens_in_step": plan.supervised_tokens,
-        "rings_in_step": plan.rings,
-        "imbalance": plan.imbalance,
-        "offload_ratio": 0.0,
-        "plan": step.digest,
-        "next_plan": next_plan,
-    }
-    sizes = tuple(len(columns[name]) if name in columns else tokens for name in ARRAYS)
-    return Outline(columns=columns, early=early, late=late, lengths=sizes, scalars=scalars)
+    plan, drawn = step.plan, step.documents
+    segments, members, tokens, longest = outline_segments(
+        rank,
+        wave,
+        plan.rank,
+        plan.wave,
+        plan.document,
+        plan.ring_size,
+        plan.ring_index,
+        plan.lengths,
+        plan.ring_offsets,
+        plan.ring_ranks,
+        drawn.document,
+        drawn.offset,
+    )
+    rows = settings.padded(tokens)
+    count = segments.shape[1]
+    labels, position_ids = (rows * (name in settings.fields) for name in ("labels", "position_ids"))
+    lengths = rows, labels, position_ids, count + 1, *[count] * 6, len(members)
+    starts, nbytes = block_layout(lengths)
+    return Outline(
+        segments=segments,
+        members=members,
+        lengths=lengths,
+        starts=starts,
+        nbytes=nbytes,
+        scalars=step.scalars
+        | {
+            "max_seqlen": longest,
+            "pad": rows - tokens,
+            "wave": wave,
+            "waves": max(int(plan.waves[rank]), 1),
+            "tokens": tokens,
+            "offload_ratio": 0.0,
+            "next_plan": next_plan,
+        },
+    )
 
 
 def fill(shards: ShardSet, outline: Outline, block: npt.NDArray[np.uint8] | None = None) -> NumpyBatch:
     """Gather a micro-batch from the shards into `block`: at least `outline.nbytes` bytes, by default new ones. The
     batch's arrays are views of it. Raises ShardError where a shard is damaged, ValueError where the block is too small.
     """
-    arrays = arrays_in(np.empty(outline.nbytes, np.uint8) if block is None else block, outline.lengths)
-    for name, column in outline.columns.items():
-        arrays[name][:] = column
-    documents, lengths = arrays["document_ids"], arrays["document_lengths"]
-    addresses = shards.addresses(documents) + arrays["document_offsets"] * shards.token_dtype.itemsize
-    starts = arrays["cu_seqlens"][:-1].astype(np.int64)
-    tokens = arrays["input_ids"], arrays["labels"], arrays["position_ids"]
-    second = starts + outline.early[1] - outline.early[0]
-    for row, (first, last) in ((starts, outline.early), (second, outline.late)):
-        _gather(addresses, row, first, last, lengths, shards.token_dtype, *tokens)
-    fields: dict[str, Any] = {**arrays, **outline.scalars}
+    block = np.empty(outline.nbytes, np.uint8) if block is None else block
+    arrays = _arrays_at(block, outline.lengths, outline.starts, outline.nbytes)
+    input_ids, labels, position_ids, *columns = arrays.values()
+    write_segments(outline.segments, outline.members, *columns)
+    documents = outline.segments[DOCUMENT]
+    addresses = shards.addresses(documents)
+    vocabulary = shards.manifest.vocab_size
+    width = shards.token_dtype.itemsize
+    bad = gather(outline.segments, addresses, width, vocabulary, input_ids, labels, position_ids)
+    if bad >= 0:
+        raise ShardError(
+            f"{shards.file_of(int(documents[bad]))}: document {documents[bad]} holds an id that is not below the "
+            f"vocabulary's size, {vocabulary}; the file is damaged"
+        )
+    if len(labels) and (spans := shards.spans(documents)) is not None:
+        mask_labels(outline.segments, spans.address, spans.count, labels)
+    fields: dict[str, Any] = arrays | outline.scalars
     return PackedBatch(**fields)
-
-
-@jit
-def _members(documents: Int64Array, ring_offsets: Int64Array, ring_ranks: Int64Array) -> Int64Array:
-    """The ranks of these documents' rings, one after the other."""
-    count = 0
-    for document in documents:
-        count += ring_offsets[document + 1] - ring_offsets[document]
-    members = np.empty(count, np.int64)
-    end = 0
-    for document in documents:
-        for at in range(ring_offsets[document], ring_offsets[document + 1]):
-            members[end] = ring_ranks[at]
-            end += 1
-    return members
-
-
-@jit
-def _gather(
-    addresses: Int64Array,
-    starts: Int64Array,
-    first: Int64Array,
-    last: Int64Array,
-    lengths: Int64Array,
-    dtype: Any,
-    input_ids: npt.NDArray[np.int32],
-    labels: npt.NDArray[np.int32],
-    position_ids: npt.NDArray[np.int32],
-) -> None:
-    """Copy token ranges: tokens first[i] to last[i] of the document of lengths[i] tokens at addresses[i] go to rows
-    from starts[i]. The label of a token is the next one of its document, none for the last."""
-    for i in range(len(addresses)):
-        tokens = array_at(pointer(addresses[i]), (lengths[i],), dtype)
-        a, b, row = first[i], last[i], starts[i]
-        labelled = max(min(b, lengths[i] - 1), a)
-        input_ids[row : row + b - a] = tokens[a:b]
-        labels[row : row + labelled - a] = tokens[a + 1 : labelled + 1]
-        if labelled < b:
-            labels[row + b - a - 1] = UNSUPERVISED
-        for position in range(a, b):
-            position_ids[row + position - a] = position

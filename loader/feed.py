@@ -87,7 +87,7 @@ class Feed:
     def step(self, state: StreamState) -> Step | None:
         """The step that begins at `state`; None at the end."""
         if state not in self._steps:
-            self._steps[state] = next_step(state, self.shards.lengths, self.shards.supervised, self.settings)
+            self._steps[state] = next_step(state, self.shards, self.settings)
             if len(self._steps) > REMEMBERED_STEPS:
                 self._steps.popitem(last=False)
         return self._steps[state]

@@ -4,8 +4,11 @@ A shard set is a folder with `manifest.json` (written last, atomically), the sha
 lengths index (`lengths.arrow`). This module is the format's one description; it opens no shard.
 
 Shards are Arrow IPC files with the columns `input_ids: large_list<uint16|uint32>`, `doc_id: large_string` and
-`source: uint16` (an index into `Manifest.sources`). The lengths index has one row per document, in shard order:
-`length: int64` and `supervised: int64` (labels that are not -100 once labels are shifted inside the document).
+`source: uint16` (an index into `Manifest.sources`). A shard may have the column `targets: large_list<int32>`: of each
+document start, end pairs of the token ranges that are to be learned, ascending, not empty, not overlapping, inside the
+document. A null there, as a shard without the column, means that all of a document is supervised, an empty list that
+nothing is. The lengths index has one row per document, in shard order: `length: int64` and `supervised: int64` (labels
+that are not -100 once labels are shifted inside the document: its supervised tokens but the first).
 """
 
 from __future__ import annotations

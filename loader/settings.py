@@ -23,6 +23,7 @@ MAX_SETTING = 1 << 40  # far above any use, far below where 64-bit sums end
 MAX_WAITING = 1 << 8  # documents that are held back at a time: their places travel with every batch
 
 Overlong = Literal["error", "truncate", "split", "drop"]
+TokenField = Literal["labels", "position_ids"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,8 @@ class LoaderSettings:
     pieces of max_document tokens become documents of their own; drop: leave out). epochs: passes over the data, None
     for no end. seed and shuffle: the order of documents, a new global shuffle for each epoch. delay: long documents are
     held back until several come together, None for none. cost: what ranks are balanced by, None for tokens alone.
+    fields: what batches hold for each token besides its id; what is left out costs nothing. pad_to: every batch is
+    filled up to a multiple of so many tokens, None for not at all; the capacity gives all batches the same shape.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -79,10 +82,12 @@ class LoaderSettings:
     cost: CostModel | None = None
     mode: Mode = "free"
     ranks_per_node: int | None = None
+    fields: tuple[TokenField, ...] = get_args(TokenField)
+    pad_to: int | None = None
     verify: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("tokens_per_step", "capacity", "ranks", "ranks_per_node", "max_document", "epochs"):
+        for name in ("tokens_per_step", "capacity", "ranks", "ranks_per_node", "max_document", "epochs", "pad_to"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MAX_SETTING:
                 raise ValueError(f"{name} is {value}: must be at least 1, and at most {MAX_SETTING}")
@@ -98,6 +103,21 @@ class LoaderSettings:
             self.delay.check(self.longest, self.tokens_per_step)
         if self.mode not in get_args(Mode):
             raise ValueError(f"mode is {self.mode!r}: must be one of {', '.join(get_args(Mode))}")
+        self._check_shape()
+
+    def _check_shape(self) -> None:
+        known = get_args(TokenField)
+        if len(set(self.fields) & set(known)) < len(self.fields):
+            raise ValueError(f"fields is {list(self.fields)}: must be of {', '.join(known)}, each at most once")
+        if self.pad_to is not None and self.capacity % self.pad_to:
+            raise ValueError(
+                f"pad_to is {self.pad_to}: the capacity, {self.capacity}, must be a multiple of it, or full batches "
+                "would be padded to more than that"
+            )
+
+    def padded(self, tokens: int) -> int:
+        """Rows of a batch of so many tokens, padding included: with `pad_to` at least that many."""
+        return tokens if self.pad_to is None else max(-(-tokens // self.pad_to), 1) * self.pad_to
 
     @property
     def longest(self) -> int:

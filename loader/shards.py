@@ -17,8 +17,11 @@ import pyarrow as pa
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.files import checksum
 from seqmesh.loader.manifest import FileEntry, Manifest, read_manifest
+from seqmesh.loader.spans import Spans, locate_spans
 from seqmesh.packer.jit import array_at, jit, pointer
 from seqmesh.packer.lengths import Int64Array
+
+SPAN_TYPE = pa.large_list(pa.int32())
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class ShardSet:
         self.lengths, self.supervised = self._open_lengths()
         self._batches: list[pa.RecordBatch] = []
         self._chunks = self._open_shards()
+        self._span_columns = self._open_spans()
 
     def __len__(self) -> int:
         return self.manifest.documents
@@ -67,12 +71,31 @@ class ShardSet:
         )
         if bad >= 0:
             document = int(documents[bad])
-            chunk = int(np.searchsorted(chunks.first_row, document, side="right")) - 1
-            path = self.folder / self.manifest.shards[int(chunks.shard[chunk])].file
             raise ShardError(
-                f"{path}: the offsets of document {document} contradict the lengths index; the file is damaged"
+                f"{self.file_of(document)}: the offsets of document {document} contradict the lengths index; "
+                "the file is damaged"
             )
         return found
+
+    def spans(self, documents: Int64Array) -> Spans | None:
+        """Supervised spans of each document; None where no shard of the set has any: everything is supervised. Raises
+        ShardError where spans are not inside their document or do not ascend."""
+        if self._span_columns is None:
+            return None
+        found = np.empty((2, len(documents)), np.int64)
+        bad = locate_spans(documents, self.lengths, self._chunks.first_row, self._span_columns, found)
+        if bad >= 0:
+            document = int(documents[bad])
+            raise ShardError(
+                f"{self.file_of(document)}: the spans (targets) of document {document} are not ascending ranges of its "
+                f"{self.lengths[document]} tokens; the file is damaged"
+            )
+        return Spans(found[0], found[1])
+
+    def file_of(self, document: int) -> Path:
+        """The shard that a document is in."""
+        chunk = int(np.searchsorted(self._chunks.first_row, document, side="right")) - 1
+        return self.folder / self.manifest.shards[int(self._chunks.shard[chunk])].file
 
     def tokens(self, document: int) -> npt.NDArray[Any]:
         """A read-only view of one document's token ids."""
@@ -121,13 +144,26 @@ class ShardSet:
         first_row = np.concatenate([np.zeros(1, np.int64), np.cumsum(table[:, 0])])
         return Chunks(first_row, *(np.ascontiguousarray(table[:, i]) for i in range(1, 5)))
 
+    def _open_spans(self) -> Int64Array | None:
+        """The table for `locate_spans`, None where no shard has spans."""
+        table = np.zeros((len(self._batches), 5), np.int64)
+        for row, batch, shard in zip(table, self._batches, self._chunks.shard, strict=True):
+            if "targets" in batch.schema.names:
+                row[:] = _span_addresses(batch.column("targets"), self.folder / self.manifest.shards[shard].file)
+        return table if table.any() else None
+
     def _check_schema(self, schema: pa.Schema, path: Path) -> None:
         expected = pa.large_list(pa.from_numpy_dtype(self.token_dtype))
         found = schema.field("input_ids").type if "input_ids" in schema.names else None
         if not (found and pa.types.is_large_list(found) and found.value_type == expected.value_type):
             raise ShardError(f"{path}: input_ids is {found}: the manifest says {expected}")
-        if "targets" in schema.names:
-            raise ShardError(f"{path}: has supervised spans ('targets'), which this version does not serve")
+        if "targets" in schema.names and not is_span_type(schema.field("targets").type):
+            raise ShardError(f"{path}: targets is {schema.field('targets').type}: must be {SPAN_TYPE}")
+
+
+def is_span_type(kind: pa.DataType) -> bool:
+    """Whether a column `targets` of this type can be read. The name of a list's items does not count."""
+    return bool(pa.types.is_large_list(kind) and kind.value_type == SPAN_TYPE.value_type)
 
 
 def open_arrow(path: Path, entry: FileEntry) -> pa.ipc.RecordBatchFileReader:
@@ -151,6 +187,16 @@ def list_addresses(column: Any) -> tuple[int, int, int]:
     offset_address = offsets.address + column.offset * 8 if offsets else 0
     value_address = data.address + values.offset * (values.type.bit_width // 8) if data else 0
     return offset_address, value_address, len(values)
+
+
+def _span_addresses(column: Any, path: Path) -> tuple[int, int, int, int, int]:
+    """A record batch's row of the table for `locate_spans`."""
+    try:
+        column.validate()  # that buffers are as large as they must be
+    except pa.ArrowInvalid as error:
+        raise ShardError(f"{path}: the column targets is damaged: {error}") from error
+    valid = column.buffers()[0]
+    return (*list_addresses(column), valid.address if valid else 0, column.offset)
 
 
 @jit

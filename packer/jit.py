@@ -60,9 +60,24 @@ def _address_to_pointer(_context: Any, address: Any) -> Any:
     return numba.types.voidptr(address), generate
 
 
+def _prefetch(_context: Any, address: Any) -> Any:
+    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        flag, place = ir.IntType(32), ir.IntType(8).as_pointer()
+        signature = ir.FunctionType(ir.VoidType(), [place, flag, flag, flag])
+        routine = builder.module.declare_intrinsic("llvm.prefetch", [place], signature)
+        to_read, keep, data = (ir.Constant(flag, value) for value in (0, 3, 1))
+        builder.call(routine, [builder.inttoptr(arguments[0], place), to_read, keep, data])
+        return _target.get_dummy_value()
+
+    return numba.types.void(address), generate
+
+
 # These are for use inside compiled routines only.
 trailing_zeros = cast("Callable[[Any], int]", intrinsic(_count_trailing_zeros))
 """Index of the lowest set bit of a uint64; 64 for zero."""
+
+prefetch = cast("Callable[[Any], None]", intrinsic(_prefetch))
+"""Begin to bring the cache line at an integer address, without waiting for it. Any address will do."""
 
 pointer = cast("Callable[[Any], Any]", intrinsic(_address_to_pointer))
 """An integer address as a pointer."""

@@ -1,5 +1,6 @@
 """What tests of several rooms share: small shard sets and ways to walk a loader."""
 
+import json
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from seqmesh.loader.batch import NumpyBatch
 from seqmesh.loader.feed import Feed, Position
@@ -28,6 +30,18 @@ def make_set(folder: Path, lengths: Sequence[int], *, vocab: int = VOCAB, shard_
     folder.mkdir(parents=True, exist_ok=True)
     write_shards(folder, documents_of(lengths, vocab=vocab), vocab_size=vocab, shard_tokens=shard_tokens)
     return folder
+
+
+def rewrite_shard(folder: Path, name: str, batches: list[pa.RecordBatch]) -> None:
+    """Replace a shard and make the manifest agree with its size."""
+    with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_file(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for entry in manifest["shards"]:
+        if entry["file"] == name:
+            entry["bytes"] = (folder / name).stat().st_size
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def long_tail(count: int, longest: int, *, seed: int = 0) -> list[int]:

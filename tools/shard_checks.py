@@ -7,6 +7,7 @@ joined. Memory is bounded by the lengths of all documents and one block of ids.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqmesh.loader.manifest import FileEntry, Manifest
+from seqmesh.loader.shards import SPAN_TYPE, is_span_type
 from seqmesh.packer.lengths import Int64Array
+from seqmesh.tools.targets import all_labels, count_problems, list_offsets, offset_problems, target_problems
 
 ID_BLOCK = 1 << 24  # ids looked at in one go
 
@@ -57,40 +60,70 @@ def column_problems(table: pa.Table, types: Types) -> list[str]:
     return found
 
 
-def index_lengths(table: pa.Table) -> Int64Array:
-    """The lengths of all documents, from the lengths index."""
-    return _joined(table, "length")
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What the lengths index says of documents: their lengths, and how many labels of each are supervised."""
+
+    lengths: Int64Array
+    supervised: Int64Array
+
+    def part(self, first: int, count: int) -> Index:
+        return Index(self.lengths[first : first + count], self.supervised[first : first + count])
+
+
+def index_of(table: pa.Table) -> Index:
+    """The content of the lengths index."""
+    return Index(_joined(table, "length"), _joined(table, "supervised"))
 
 
 def index_problems(table: pa.Table, entry: FileEntry) -> Iterator[str]:
     """What is wrong with the values of the lengths index."""
-    lengths, supervised = _joined(table, "length"), _joined(table, "supervised")
+    index = index_of(table)
+    lengths, supervised = index.lengths, index.supervised
     yield from _count_problems(len(lengths), int(lengths.sum()), entry)
     if wrong := int((lengths < 1).sum()):
         yield f"{wrong:,} documents have no length"
-    # Without supervised spans every token but a document's first is predicted from those before it.
-    if wrong := int((supervised != np.maximum(lengths - 1, 0)).sum()):
+    # Without supervised spans every token but a document's first is predicted from those before it; with them, fewer.
+    if wrong := int(((supervised < 0) | (supervised > all_labels(lengths))).sum()):
         yield f"the numbers of supervised tokens of {wrong:,} documents do not follow from their lengths"
 
 
-def shard_problems(table: pa.Table, entry: FileEntry, manifest: Manifest, lengths: Int64Array | None) -> Iterator[str]:
-    """What is wrong with the values of a shard. `lengths` are what the index says, None where it says nothing."""
+def shard_problems(table: pa.Table, entry: FileEntry, manifest: Manifest, index: Index | None) -> Iterator[str]:
+    """What is wrong with the values of a shard. `index`: of its documents, None where the lengths index is no use."""
     for column in table.column("input_ids").chunks:
         yield from _ids_problems(column, manifest.vocab_size)
     found = np.concatenate(
-        [np.zeros(0, np.int64), *(np.diff(_offsets(column)) for column in table.column("input_ids").chunks)]
+        [np.zeros(0, np.int64), *(np.diff(list_offsets(column)) for column in table.column("input_ids").chunks)]
     )
     yield from _count_problems(len(found), int(found.sum()), entry)
-    if lengths is not None and len(lengths) == len(found) and (wrong := int((lengths != found).sum())):
+    if index is not None and len(index.lengths) != len(found):
+        index = None
+    if index is not None and (wrong := int((index.lengths != found).sum())):
         yield f"the lengths of {wrong:,} documents are not those of the lengths index"
+        index = None
+    yield from _supervised_problems(table, found, index)
     if wrong := int((_joined(table, "source") >= len(manifest.sources)).sum()):
         yield f"the source codes of {wrong:,} documents are not among the manifest's {len(manifest.sources):,} sources"
     try:
         table.column("doc_id").validate(full=True)
     except pa.ArrowInvalid as error:
         yield f"the column doc_id is damaged: {error}"
-    if "targets" in table.schema.names:
-        yield "has supervised spans (the column targets), which this version does not know"
+
+
+def _supervised_problems(table: pa.Table, lengths: Int64Array, index: Index | None) -> Iterator[str]:
+    if "targets" not in table.schema.names:
+        if index is not None:
+            yield from count_problems(all_labels(lengths), index.supervised)
+        return
+    if not is_span_type(kind := table.schema.field("targets").type):
+        yield f"the column targets is {kind}, not {SPAN_TYPE}"
+        return
+    first = 0
+    for column in table.column("targets").chunks:
+        last = first + len(column)
+        supervised = index.supervised[first:last] if index is not None else None
+        yield from target_problems(column, lengths[first:last], supervised)
+        first = last
 
 
 def _joined(table: pa.Table, name: str) -> npt.NDArray[Any]:
@@ -110,23 +143,9 @@ def _count_problems(rows: int, tokens: int, entry: FileEntry) -> Iterator[str]:
             yield f"holds {found:,} {what}, the manifest says {recorded:,}"
 
 
-def _offsets(column: Any) -> Int64Array:
-    """The row offsets, straight from the buffer: Arrow's own readers trust them."""
-    buffer = column.buffers()[1]
-    if buffer is None or not len(column):
-        return np.zeros(1, np.int64)
-    return np.frombuffer(buffer, np.int64)[column.offset : column.offset + len(column) + 1]
-
-
 def _ids_problems(column: Any, vocab_size: int) -> Iterator[str]:
-    offsets, size = _offsets(column), len(column.values)
-    if wrong := int((np.diff(offsets) < 0).sum()):
-        yield f"the offsets of {wrong:,} documents run backwards"
-    low, high = int(offsets.min()), int(offsets.max())
-    if low < 0 or high > size:
-        yield f"offsets reach from {low:,} to {high:,}: there are {size:,} ids"
-    elif offsets[0] != 0 or offsets[-1] != size:
-        yield f"{size - int(offsets[-1] - offsets[0]):,} ids belong to no document"
+    yield from offset_problems(column, "ids")
+    size = len(column.values)
     ids = column.values.to_numpy()
     wrong = sum(int((ids[first : first + ID_BLOCK] >= vocab_size).sum()) for first in range(0, size, ID_BLOCK))
     if wrong:

@@ -2,8 +2,9 @@
 
 The layout is the one `seqmesh.loader.manifest` describes. Every id is checked against the vocabulary before it is
 narrowed to 16 or 32 bits. A shard ends before the document that would take it past the token budget, so the files
-depend on the documents and the budget only, never on how many documents each call brings. A file appears under its
-final name when it is whole, and the manifest comes last: a folder without a manifest is not a set.
+depend on the documents and the budget only, never on how many documents each call brings. A shard has the column
+`targets` where any of its documents has supervised spans. A file appears under its final name when it is whole, and the
+manifest comes last: a folder without a manifest is not a set.
 
 A writer holds nothing at the end of a shard but what `Finished` says, so an interrupted set is continued at any shard.
 Not done here: tokenising, dropping empty documents (they are refused), knowing where an interrupted run stopped.
@@ -23,8 +24,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqmesh.loader.files import atomic_path, checksum
+from seqmesh.loader.gather import Int32Array
 from seqmesh.loader.manifest import LENGTHS_NAME, MANIFEST_NAME, FileEntry, Manifest, token_dtype, write_manifest
+from seqmesh.loader.shards import SPAN_TYPE
 from seqmesh.packer.lengths import Int64Array, as_lengths
+from seqmesh.tools.targets import all_labels, flat_spans, supervised_in
 
 DEFAULT_SHARD_TOKENS = 1 << 25  # 64 or 128 MiB of ids a file; the writer holds about twice that in memory
 MAX_SOURCES = 1 << 16  # the column `source` has 16 bits
@@ -39,10 +43,12 @@ def shard_name(index: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The shards of a set that is to be continued: their entries, their documents' lengths, the sources in order."""
+    """The shards of a set that is to be continued: their entries, their documents' lengths, the sources in order.
+    supervised: labels of each document that count, to be given where a shard has targets."""
 
     shards: tuple[FileEntry, ...] = ()
     lengths: tuple[Int64Array, ...] = ()  # one array a shard
+    supervised: tuple[Int64Array, ...] = ()  # as many, or none: all labels of all documents
     sources: tuple[str, ...] = ()
 
 
@@ -83,6 +89,7 @@ class ShardWriter:
         self._sources = {name: index for index, name in enumerate(finished.sources)}
         self._shards = list(finished.shards)
         self._lengths = list(finished.lengths)  # of every document so far, for the index
+        self._supervised = list(finished.supervised or map(all_labels, finished.lengths))
         self._documents = sum(map(len, finished.lengths))
         self._manifest: Manifest | None = None
         self._start_shard()
@@ -97,16 +104,25 @@ class ShardWriter:
             self.finish()
 
     def add(
-        self, ids: npt.ArrayLike, *, lengths: npt.ArrayLike, doc_ids: Sequence[str], sources: Sequence[str]
+        self,
+        ids: npt.ArrayLike,
+        *,
+        lengths: npt.ArrayLike,
+        doc_ids: Sequence[str],
+        sources: Sequence[str],
+        targets: Sequence[npt.ArrayLike | None] | None = None,
     ) -> None:
         """Add documents: `ids` holds the tokens of all of them one after the other, `lengths` how many each has.
 
-        `doc_ids` and `sources` (names) have one entry per document. Raises ValueError, naming the document and the
-        position, for an id outside the vocabulary, and for an empty document; nothing of the call is kept then.
+        `doc_ids` and `sources` (names) have one entry per document, and so has `targets`: pairs [S, 2] of start and end
+        of the token ranges that are to be learned, None for the whole document. Raises ValueError, naming the document
+        and the position, for an id outside the vocabulary, for spans that do not ascend or reach beyond the document,
+        and for an empty document; nothing of the call is kept then.
         """
         flat = np.asarray(ids)
         sizes = as_lengths(lengths)
         self._check(flat, sizes, doc_ids, sources)
+        spans = self._spans(targets, sizes, doc_ids)
         codes = self._source_codes(sources)
         starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
         narrow: IdArray = flat.astype(self._dtype)
@@ -119,6 +135,7 @@ class ShardWriter:
             self._sizes.append(sizes[first:last])
             self._doc_ids.extend(doc_ids[first:last])
             self._codes.append(codes[first:last])
+            self._targets.extend(spans[first:last])
             self._pending_tokens += int(starts[last] - starts[first])
             self._documents += last - first
 
@@ -144,6 +161,12 @@ class ShardWriter:
         """Write the documents that are pending as a shard, whether or not it is full."""
         sizes = _join(self._sizes, np.int64)
         batch = _shard_batch(_join(self._ids, self._dtype), sizes, self._doc_ids, _join(self._codes, np.uint16))
+        if any(spans is not None for spans in self._targets):
+            column = pa.array(self._targets, SPAN_TYPE)
+            batch = batch.append_column("targets", column)
+            self._supervised.append(supervised_in(column, sizes))
+        else:
+            self._supervised.append(all_labels(sizes))
         self._shards.append(_write(self._folder / shard_name(len(self._shards)), batch, int(sizes.sum())))
         self._lengths.append(sizes)
         self._start_shard()
@@ -159,8 +182,9 @@ class ShardWriter:
         if self._manifest is None:
             if self._sizes or not self._shards:  # a set without documents has one shard without rows
                 self.end_shard()
-            sizes = _join(self._lengths, np.int64)
-            lengths = _write(self._folder / LENGTHS_NAME, _lengths_batch(sizes), int(sizes.sum()))
+            sizes, supervised = _join(self._lengths, np.int64), _join(self._supervised, np.int64)
+            index = pa.record_batch([pa.array(sizes), pa.array(supervised)], names=["length", "supervised"])
+            lengths = _write(self._folder / LENGTHS_NAME, index, int(sizes.sum()))
             counts = {**self.counts, "documents_out": lengths.rows, "tokens_out": lengths.tokens}
             self._manifest = Manifest(
                 token_dtype="uint16" if self._dtype.itemsize == 2 else "uint32",
@@ -181,6 +205,7 @@ class ShardWriter:
         self._sizes: list[Int64Array] = []
         self._doc_ids: list[str] = []
         self._codes: list[npt.NDArray[np.uint16]] = []
+        self._targets: list[Int32Array | None] = []
 
     def _check(self, flat: IdArray, sizes: Int64Array, doc_ids: Sequence[str], sources: Sequence[str]) -> None:
         if flat.ndim != 1 or (flat.size and flat.dtype.kind not in "iu"):
@@ -203,6 +228,23 @@ class ShardWriter:
             f"token id {int(flat[where])} is outside the vocabulary of {self._vocab_size}"
         )
 
+    def _spans(
+        self, targets: Sequence[npt.ArrayLike | None] | None, sizes: Int64Array, doc_ids: Sequence[str]
+    ) -> list[Int32Array | None]:
+        """The flat spans of each document, checked."""
+        if targets is None:
+            return [None] * len(sizes)
+        if len(targets) != len(sizes):
+            raise ValueError(f"{len(sizes)} lengths, {len(targets)} targets: must be as many")
+        found: list[Int32Array | None] = []
+        for number, (pairs, size) in enumerate(zip(targets, sizes.tolist(), strict=True)):
+            try:
+                found.append(None if pairs is None else flat_spans(pairs, size))
+            except ValueError as error:
+                where = f"document {doc_ids[number]!r} (number {self._documents + number} of the set)"
+                raise ValueError(f"{where}: {error}") from error
+        return found
+
     def _source_codes(self, sources: Sequence[str]) -> npt.NDArray[np.uint16]:
         for name in dict.fromkeys(sources):
             self._sources.setdefault(name, len(self._sources))
@@ -218,11 +260,13 @@ def write_shards(
     vocab_size: int = 1 << 16,
     doc_ids: Sequence[str] | None = None,
     sources: Sequence[str] | None = None,
+    targets: Sequence[npt.ArrayLike | None] | None = None,
     tokenizer: str = "none",
     eod_id: int | None = None,
     shard_tokens: int = DEFAULT_SHARD_TOKENS,
 ) -> Manifest:
-    """Write a whole set from lists of token ids. Ids of documents default to "0", "1", ...; the source to "all"."""
+    """Write a whole set from lists of token ids. Ids of documents default to "0", "1", ...; the source to "all";
+    targets, see `ShardWriter.add`, to everything."""
     # An empty list would become an array of floats.
     arrays = [np.asarray(document) if np.size(document) else np.zeros(0, np.int64) for document in documents]
     names = list(doc_ids) if doc_ids is not None else [str(index) for index in range(len(arrays))]
@@ -231,7 +275,7 @@ def write_shards(
         writer.counts["documents_in"] = len(arrays)
         flat = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
         lengths = [array.size for array in arrays]
-        writer.add(flat, lengths=lengths, doc_ids=names, sources=sources or ["all"] * len(arrays))
+        writer.add(flat, lengths=lengths, doc_ids=names, sources=sources or ["all"] * len(arrays), targets=targets)
     return writer.finish()
 
 
@@ -250,11 +294,6 @@ def _shard_batch(
         "source": pa.array(codes),
     }
     return pa.record_batch(list(columns.values()), names=list(columns))
-
-
-def _lengths_batch(lengths: Int64Array) -> pa.RecordBatch:
-    supervised = np.maximum(lengths - 1, 0)  # the last token of a document has no successor to predict
-    return pa.record_batch([pa.array(lengths), pa.array(supervised)], names=["length", "supervised"])
 
 
 def _write(path: Path, batch: pa.RecordBatch, tokens: int) -> FileEntry:

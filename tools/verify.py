@@ -23,14 +23,14 @@ from rich.text import Text
 
 from seqmesh.loader.files import checksum
 from seqmesh.loader.manifest import LENGTHS_NAME, MANIFEST_NAME, FileEntry, Manifest, read_manifest
-from seqmesh.packer.lengths import Int64Array
 from seqmesh.tools.claim import LOCK_NAME, QUARANTINE_NAME, TOKENIZER_NAME
 from seqmesh.tools.journal import JOURNAL_NAME
 from seqmesh.tools.shard_checks import (
     INDEX_TYPES,
+    Index,
     Types,
     column_problems,
-    index_lengths,
+    index_of,
     index_problems,
     open_table,
     shard_problems,
@@ -63,13 +63,13 @@ def verify_set(folder: Path, *, progress: Callable[[float], None] = _ignore) -> 
     except ValueError as error:
         return [Problem(file=MANIFEST_NAME, what=str(error))]
     problems = [Problem(file=MANIFEST_NAME, what=what) for what in _manifest_problems(manifest)]
-    lengths, found = _check_index(folder, manifest.lengths)
+    index, found = _check_index(folder, manifest.lengths)
     problems += [Problem(file=manifest.lengths.file, what=what) for what in found]
     entries = (manifest.lengths, *manifest.shards)
     read = list(accumulate(entry.bytes for entry in entries))
     first = 0
     for entry, done in zip(manifest.shards, read[1:], strict=True):
-        expected = lengths[first : first + entry.rows] if lengths is not None else None
+        expected = index.part(first, entry.rows) if index is not None else None
         problems += [Problem(file=entry.file, what=what) for what in _check_shard(folder, entry, manifest, expected)]
         first += entry.rows
         progress(done / max(read[-1], 1))
@@ -113,19 +113,19 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         yield f"counts.documents_in is {counts['documents_in']:,}: documents_out, empty and refused make {sum(parts):,}"
 
 
-def _check_index(folder: Path, entry: FileEntry) -> tuple[Int64Array | None, list[str]]:
-    """The lengths of all documents, None where the index is not usable, and what is wrong with it."""
+def _check_index(folder: Path, entry: FileEntry) -> tuple[Index | None, list[str]]:
+    """What the index says, None where it is not usable, and what is wrong with it."""
     table, found = _opened(folder, entry, INDEX_TYPES)
     if table is None:
         return None, found
-    return index_lengths(table), [*found, *index_problems(table, entry)]
+    return index_of(table), [*found, *index_problems(table, entry)]
 
 
-def _check_shard(folder: Path, entry: FileEntry, manifest: Manifest, lengths: Int64Array | None) -> list[str]:
+def _check_shard(folder: Path, entry: FileEntry, manifest: Manifest, index: Index | None) -> list[str]:
     table, found = _opened(folder, entry, shard_types(manifest))
     if table is None:
         return found
-    return [*found, *shard_problems(table, entry, manifest, lengths)]
+    return [*found, *shard_problems(table, entry, manifest, index)]
 
 
 def _opened(folder: Path, entry: FileEntry, types: Types) -> tuple[pa.Table | None, list[str]]:

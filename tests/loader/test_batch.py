@@ -1,14 +1,18 @@
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqmesh.loader.batch import ARRAYS, UNSUPERVISED, arrays_in, batch_digest, block_layout
+from seqmesh.loader.batch import ARRAYS, arrays_in, batch_digest, block_layout
+from seqmesh.loader.errors import ShardError
 from seqmesh.loader.feed import Feed, Position
+from seqmesh.loader.gather import UNSUPERVISED
+from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.pieces import piece_ranges
 from tests.support import documents_of, long_tail, make_set, settings_for, walk
 
@@ -192,3 +196,66 @@ def test_a_draft_fills_any_block_with_the_batch_that_would_be_delivered(data: Pa
         position, end = draft.next_position, end + draft.outline.nbytes
         assert position == delivery.next_position
     assert end > 10_000
+
+
+@pytest.mark.parametrize("pad_to", [1, 8, 24])
+@pytest.mark.parametrize("fields", [("labels", "position_ids"), ("position_ids",), ("labels",), ()])
+def test_batches_hold_the_fields_that_were_asked_for_and_are_padded(
+    data: Path, fields: tuple[str, ...], pad_to: int
+) -> None:
+    common: dict[str, Any] = {"ranks": 9, "capacity": 24, "max_document": 60}
+    plain, feed = (Feed(settings_for(data, **common, **more)) for more in ({}, {"fields": fields, "pad_to": pad_to}))
+    padding = {"input_ids": 0, "labels": UNSUPERVISED, "position_ids": 0}
+    fresh = np.full(1 << 16, 7, np.uint8)  # so that what is not written shows
+    empty = 0
+    for rank in (0, 8):
+        position = Position(feed.start)
+        for _, expected in walk(plain, rank):
+            draft = feed.draft(rank, position)
+            assert draft is not None
+            batch, position = draft.fill(fresh), draft.next_position
+            empty += batch.tokens == 0
+            assert batch.tokens == batch.cu_seqlens[-1] == expected.tokens
+            assert batch.pad == max(-(-batch.tokens // pad_to), 1) * pad_to - batch.tokens
+            for name in ARRAYS:
+                rows = getattr(expected, name).tolist()
+                if name in padding:
+                    rows = [*rows, *[padding[name]] * batch.pad] if name in ("input_ids", *fields) else []
+                assert getattr(batch, name).tolist() == rows
+    assert empty > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pad_to": 0}, "pad_to is 0: must be at least 1"),
+        ({"pad_to": 24}, "pad_to is 24: the capacity, 64, must be a multiple of it"),
+        ({"pad_to": 128}, "pad_to is 128: the capacity, 64, must be a multiple of it"),
+        ({"fields": ("labels", "labels")}, "fields is .'labels', 'labels'.: must be of labels, position_ids, each at"),
+        ({"fields": ("input_ids",)}, "fields is .'input_ids'.: must be of labels, position_ids"),
+    ],
+)
+def test_shapes_that_can_not_be_served_are_refused(data: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settings_for(data, **changes)
+
+
+def test_the_shape_of_batches_is_no_part_of_their_order(data: Path) -> None:
+    settings = settings_for(data, fields=("labels",), pad_to=8)
+    assert settings.order() == settings_for(data).order()
+    assert LoaderSettings.from_json(settings.to_json()) == settings
+
+
+@pytest.mark.parametrize("vocab", [1000, 70_000])
+def test_an_id_outside_the_vocabulary_is_refused_naming_file_and_document(tmp_path: Path, vocab: int) -> None:
+    folder = make_set(tmp_path, [5, 6, 7, 8], vocab=vocab, shard_tokens=12)
+    path = folder / "shard-00001.arrow"
+    ids = documents_of([5, 6, 7, 8], vocab=vocab)[2].astype(np.uint16 if vocab < 1 << 16 else np.uint32)
+    damaged = ids.copy()
+    damaged[3] = vocab
+    path.write_bytes(path.read_bytes().replace(ids.tobytes(), damaged.tobytes()))
+    feed = Feed(settings_for(folder, shuffle=False, capacity=12, tokens_per_step=12))
+    batches = walk(feed, 0)
+    next(batches)
+    with pytest.raises(ShardError, match=f"shard-00001.arrow: document 2 holds an id that is not below .* {vocab};"):
+        next(batches)

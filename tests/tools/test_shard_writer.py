@@ -174,3 +174,64 @@ def test_a_full_disk_is_reported_by_file_and_leaves_no_partial_one(tmp_path: Pat
 def test_unfit_settings_are_refused(tmp_path: Path, arguments: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         write_shards(tmp_path, [[1]], vocab_size=10, **arguments)  # type: ignore[arg-type]
+
+
+def test_spans_come_back_as_they_went_in_and_decide_what_is_supervised(tmp_path: Path) -> None:
+    documents = [[1, 2, 3], [4, 5, 6, 7], [8, 9], [1, 2, 3, 4], [5]]
+    targets: list[Any] = [None, [(0, 2), (3, 4)], None, np.zeros((0, 2)), np.array([[0, 1]], np.uint8)]
+    write_shards(tmp_path / "set", documents, targets=targets, shard_tokens=5)
+    tables = [read_table(tmp_path / "set" / shard.file) for shard in read_manifest(tmp_path / "set").shards]
+    columns = [table.column("targets").to_pylist() if "targets" in table.schema.names else None for table in tables]
+    assert columns == [None, [[0, 2, 3, 4]], None, [[], [0, 1]]]
+    assert tables[1].schema.field("targets").type == pa.large_list(pa.int32())
+    assert read_table(tmp_path / "set" / LENGTHS_NAME).column("supervised").to_pylist() == [2, 2, 1, 0, 0]
+
+
+def test_spans_that_are_all_none_leave_no_trace_and_files_do_not_depend_on_the_calls(tmp_path: Path) -> None:
+    documents = [[1, 2, 3], [4, 5, 6], [7]]
+    write_shards(tmp_path / "without", documents)
+    write_shards(tmp_path / "none", documents, targets=[None, None, None])
+    targets = [None, [(1, 2)], None]
+    write_shards(tmp_path / "bulk", documents, targets=targets)
+    with ShardWriter(tmp_path / "one", vocab_size=1 << 16, tokenizer="none", eod_id=None) as writer:
+        writer.counts["documents_in"] = 3
+        for i, spans in enumerate(targets):
+            more = {} if spans is None else {"targets": [spans]}
+            writer.add(documents[i], lengths=[len(documents[i])], doc_ids=[str(i)], sources=["all"], **more)
+    for one, other in (("without", "none"), ("bulk", "one")):
+        for path in (tmp_path / one).iterdir():
+            assert path.read_bytes() == (tmp_path / other / path.name).read_bytes(), path
+
+
+def test_a_set_with_spans_is_continued(tmp_path: Path) -> None:
+    documents, targets = [[1, 2, 3], [4, 5, 6], [7, 8, 9]], [[(0, 1)], [(1, 3)], None]
+    whole = write_shards(tmp_path / "whole", documents, targets=targets, shard_tokens=6)
+    finished = Finished(
+        shards=whole.shards[:1], lengths=(np.array([3, 3]),), supervised=(np.array([0, 2]),), sources=("all",)
+    )
+    with ShardWriter(tmp_path / "rest", vocab_size=1 << 16, tokenizer="none", eod_id=None, finished=finished) as writer:
+        writer.add([7, 8, 9], lengths=[3], doc_ids=["2"], sources=["all"])
+    for name in ("shard-00001.arrow", LENGTHS_NAME):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "rest" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ([(0, 1), (1, 5)], "span 1 of its targets is 1 to 5: spans must lie inside its 4 tokens"),
+        ([(2, 2)], "span 0 of its targets is 2 to 2"),
+        ([(-1, 2)], "span 0 of its targets is -1 to 2"),
+        ([(0, 3), (2, 4)], "span 1 of its targets is 2 to 4"),
+        ([(0, 1 << 32)], "span 0 of its targets is 0 to 4294967296"),
+        ([0, 1], "targets are int64 of shape .2,.: must be pairs"),
+        ([(0.0, 1.0)], "targets are float64 of shape .1, 2.: must be pairs of integers"),
+    ],
+)
+def test_bad_spans_are_refused_naming_the_document(tmp_path: Path, spans: list[Any], message: str) -> None:
+    writer = ShardWriter(tmp_path, vocab_size=100, tokenizer="none", eod_id=None)
+    more = {"doc_ids": ["a", "b"], "sources": ["all", "all"]}
+    with pytest.raises(ValueError, match=rf"document 'b' \(number 1 of the set\): {message}"):
+        writer.add([1, 2, 3, 4, 5, 6], lengths=[2, 4], targets=[None, spans], **more)
+    with pytest.raises(ValueError, match="2 lengths, 1 targets: must be as many"):
+        writer.add([1, 2, 3, 4, 5, 6], lengths=[2, 4], targets=[None], **more)
+    assert writer.finish().documents == 0

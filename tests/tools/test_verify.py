@@ -170,7 +170,10 @@ def test_one_problem_is_one_problem(folder: Path) -> None:
             "the column doc_id is damaged",
         ),
         (shard(source=pa.array([0, 1])), "the column source is int64, not uint16"),
-        (shard(targets=pa.array([[0, 1], [0, 1]])), "has supervised spans (the column targets)"),
+        (
+            shard(targets=pa.array([[0, 1], [0, 1]])),
+            "the column targets is list<item: int64>, not large_list<",
+        ),
         (shard().rename_columns(["input_ids", "input_ids", "source"]), "two of its columns have the same name"),
         (shard().select(["doc_id", "source"]), "has no column input_ids"),
         (
@@ -206,6 +209,54 @@ def test_offsets_that_no_writer_would_write_are_named(
     found = problems(folder)
     assert {name for name, _ in found} == {FIRST}
     assert any(expected in what for _, what in found), found
+
+
+def span_column(offsets: Sequence[int], values: Sequence[int | None]) -> Any:
+    """A column of spans for two documents, the second of which may have none; straight from buffers."""
+    buffers = [None, pa.py_buffer(np.array(offsets, np.int64).tobytes())]
+    child = pa.array(values, pa.int32())
+    return pa.Array.from_buffers(pa.large_list(pa.int32()), len(offsets) - 1, buffers, children=[child])
+
+
+def test_spans_that_are_right_are_ok(tmp_path: Path) -> None:
+    write_shards(tmp_path / "set", DOCUMENTS, vocab_size=100, targets=[[(0, 2)], None, [], None, None], shard_tokens=7)
+    assert verify_set(tmp_path / "set") == []
+    shards = [pa.ipc.open_file(str(tmp_path / "set" / FIRST)).get_batch(0)]
+    rewrite(tmp_path / "set", FIRST, [shards[0].slice(0, 1), shards[0].slice(1, 1)])
+    assert verify_set(tmp_path / "set") == []
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        (span_column((0, 2, 4), (0, 3, 0, 2)), None),
+        (span_column((0, 2, 4), (0, 1, 0, 2)), "the supervised tokens of 1 documents are not as many as the lengths"),
+        (span_column((0, 2, 2), (0, 3)), "the supervised tokens of 1 documents are not as many as the lengths"),
+        (span_column((0, 2, 4), (0, 3, 0, 3)), "the spans of 1 documents are not ascending ranges of their tokens"),
+        (span_column((0, 4, 6), (1, 3, 0, 1, 0, 2)), "the spans of 1 documents are not ascending ranges of"),
+        (span_column((0, 3, 4), (0, 3, 0, 2)), "the spans of 2 documents are not ascending ranges of their tokens"),
+        (span_column((0, 2, 3), (0, 3, 0)), "the spans of 1 documents are not ascending ranges of their tokens"),
+        (span_column((0, 9, 4), (0, 3, 0, 2)), "offsets reach from 0 to 9: there are 4 ends of spans"),
+        (span_column((0, 2, 4), (0, 3, None, 2)), "the spans in the column targets have 1 nulls"),
+    ],
+)
+def test_spans_that_break_a_rule_are_named(folder: Path, targets: Any, expected: str | None) -> None:
+    rewrite(folder, FIRST, [shard(targets=targets)])
+    found = problems(folder)
+    assert {name for name, _ in found} == ({FIRST} if expected else set())
+    assert expected is None or any(expected in what for _, what in found), found
+
+
+def test_an_index_that_forgets_the_spans_is_named(tmp_path: Path) -> None:
+    for name, targets in (("with", [[(0, 2)], None]), ("without", None)):
+        write_shards(tmp_path / name, DOCUMENTS[:2], targets=targets)
+    index = pa.ipc.open_file(str(tmp_path / "without" / LENGTHS_NAME)).get_batch(0)
+    other = pa.ipc.open_file(str(tmp_path / "with" / LENGTHS_NAME)).get_batch(0)
+    for name, batch in (("with", index), ("without", other)):
+        rewrite(tmp_path / name, LENGTHS_NAME, [batch])
+        assert problems(tmp_path / name) == [
+            (FIRST, "the supervised tokens of 1 documents are not as many as the lengths index says")
+        ]
 
 
 def test_names_that_are_numbers_are_fine(folder: Path) -> None:

@@ -124,6 +124,14 @@ def test_gradient_equals_one_process_document_by_document(tmp_path: Path, case: 
         assert (0 in [c[0] for c in counts]) == (case == "empty_rank")
 
 
+@pytest.mark.parametrize("pad_to", [7, 28])
+def test_padding_leaves_the_gradient_alone(tmp_path: Path, pad_to: int) -> None:
+    """Rings, documents that are whole, and ranks without any, in batches filled up with rows of no document."""
+    data = make_set(tmp_path, RINGS, vocab=CONFIG.vocab_size)
+    settings = settings_for(data, ranks=2, capacity=28, max_document=53, mode="waves", shuffle=False, pad_to=pad_to)
+    check_gradients(RINGS, settings)
+
+
 @pytest.mark.parametrize("mode", ["free", "waves"])
 @pytest.mark.parametrize(("count", "capacity", "widest"), [(2, 28, 2), (3, 20, 3), (4, 15, 4), (4, 31, 2)])
 def test_gradient_with_rings_equals_one_process(
