@@ -52,7 +52,7 @@ class Hello(Message):
     rank: Count
     session: Count
     credit: Count
-    state: dict[str, int] | None
+    state: dict[str, Any] | None
     wave: Count
 
 
@@ -63,7 +63,7 @@ class Welcome(Message):
     session: Count
     job: str
     settings: str
-    state: dict[str, int]
+    state: dict[str, Any]
     data: str
     vocab_size: Count
 
@@ -73,8 +73,8 @@ class Batch(Message):
 
     session: Count
     sequence: Count
-    before: dict[str, int]
-    after: dict[str, int]
+    before: dict[str, Any]
+    after: dict[str, Any]
     scalars: dict[str, int | float | str]
     lengths: list[Count]
 
@@ -157,7 +157,7 @@ def decode(header: Any) -> Message:
 
 
 def encode_batch(
-    batch: NumpyBatch, *, session: int, sequence: int, before: dict[str, int], after: dict[str, int]
+    batch: NumpyBatch, *, session: int, sequence: int, before: dict[str, Any], after: dict[str, Any]
 ) -> list[Any]:
     """A batch as a header and one frame per array. The arrays are not copied: leave them alone afterwards."""
     arrays = [np.ascontiguousarray(getattr(batch, name), dtype) for name, dtype in ARRAYS.items()]

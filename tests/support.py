@@ -23,10 +23,18 @@ def documents_of(lengths: Sequence[int], *, vocab: int = VOCAB, seed: int = 0) -
     return [rng.integers(0, vocab, n) for n in lengths]
 
 
-def make_set(folder: Path, lengths: Sequence[int], *, vocab: int = VOCAB, shard_tokens: int = 200) -> Path:
-    """A shard set of random documents, in several small shards."""
+def make_set(
+    folder: Path,
+    lengths: Sequence[int],
+    *,
+    vocab: int = VOCAB,
+    shard_tokens: int = 200,
+    sources: Sequence[str] | None = None,
+) -> Path:
+    """A shard set of random documents, in several small shards. sources: of each document, by default one."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_shards(folder, documents_of(lengths, vocab=vocab), vocab_size=vocab, shard_tokens=shard_tokens)
+    documents = documents_of(lengths, vocab=vocab)
+    write_shards(folder, documents, vocab_size=vocab, shard_tokens=shard_tokens, sources=sources)
     return folder
 
 
@@ -38,7 +46,7 @@ def long_tail(count: int, longest: int, *, seed: int = 0) -> list[int]:
 
 def settings_for(data: Path, **changes: Any) -> LoaderSettings:
     """Small steps over one epoch."""
-    defaults: dict[str, Any] = {"data": str(data), "tokens_per_step": 128, "capacity": 64, "epochs": 1}
+    defaults: dict[str, Any] = {"data": str(data), "tokens_per_step": 128, "capacity": 64, "epochs": 1, "seed": 0}
     return LoaderSettings(**defaults | changes)
 
 
