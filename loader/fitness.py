@@ -79,9 +79,10 @@ def _check_shares(step: int, shares: tuple[int, ...], supplies: dict[int, _Suppl
     for number, part in parts.items():
         supply = supplies[number]
         has = supply.tokens if unit == "tokens" else supply.pieces
-        if has < int(whole * part):
+        needs = round(whole * part)
+        if has < needs:
             raise ValueError(
                 f"{supply.called}: has {has} {unit} to serve, fewer than its share of {name} from step {step} on, "
-                f"{int(whole * part)} of {whole}, so it can not keep its weight: lower the weight, or {name} to "
+                f"{needs} of {whole}, so it can not keep its weight: lower the weight, or {name} to "
                 f"{int(has / part)}"
             )

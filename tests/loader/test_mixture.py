@@ -111,7 +111,8 @@ def walked(
     state: StreamState, lengths: list[int], settings: LoaderSettings, sources: Sources, steps: int = 10**6
 ) -> tuple[list[list[Piece]], list[StreamState]]:
     """The pieces of every step, and the state before each and after the last."""
-    found, states = [], [state]
+    found: list[list[Piece]] = []
+    states = [state]
     while len(found) < steps and (drawn := draw(state, np.array(lengths, np.int64), settings, sources)):
         taken, state = drawn
         rows = np.stack([taken.document, taken.offset, taken.length], axis=1).tolist()
@@ -174,8 +175,7 @@ def test_other_weights_from_any_step_on_repeat_and_lose_nothing(
     once = {name: replace(o, epochs=1, overlong="split") for name, o in settings.mixture.sources.items()}
     first = replace(settings, mixture=replace(settings.mixture, sources=once, exhausted="continue"))
     middle = replace(settings, mixture=replace(settings.mixture, sources=once, changes=changes))
-    state = start_state(3, 3)
-    found: list[Piece] = []
+    state, found = start_state(3, 3), list[Piece]()
     for steps, part in ((at, first), (2, middle), (10**6, last)):
         pieces, states = walked(state, lengths, part, of_codes(codes), steps)
         found += [piece for step in pieces for piece in step]
