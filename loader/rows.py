@@ -106,6 +106,8 @@ def _planned(begun: StreamState, lengths: Int64Array, settings: LoaderSettings, 
         elif settings.tail == "drop":
             documents, after = _drop_all_but(sure, documents, begun, after)
             rows = _pack(documents, begun, settings)
+        else:
+            rows = replace(rows, row_at=_whole_steps_first(rows.row_at))
     return Window(begun=begun, after=after, documents=documents, rows=rows)
 
 
@@ -120,6 +122,10 @@ def _pack(documents: Draw, begun: StreamState, settings: LoaderSettings) -> Rows
         epoch=begun.epoch,
         window=begun.step,
     )
+
+
+def _whole_steps_first(row_at: Int64Array) -> Int64Array:
+    return row_at[np.argsort((row_at == EMPTY).any(axis=1), kind="stable")]
 
 
 def _drop_all_but(count: int, documents: Draw, begun: StreamState, after: StreamState) -> tuple[Draw, StreamState]:

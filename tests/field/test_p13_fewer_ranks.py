@@ -32,28 +32,27 @@ def settings(tmp_path: Path, request: pytest.FixtureRequest) -> LoaderSettings:
     return settings_for(data, ranks=4, seed=11, **BATCHINGS[request.param])
 
 
-def read(settings: LoaderSettings, states: list[dict[str, Any]] | None = None, steps: int = 1000) -> list[set[int]]:
-    """The documents of each step, from all ranks; `states`: each rank's before, replaced by those after."""
-    found: list[set[int]] = []
-    after = []
-    for rank in range(settings.ranks):
-        with Loader(settings, rank=rank, mode="inline") as loader:
-            if states:
-                loader.load_state_dict(states[0])
-            done, mine = 0, list[set[int]]()
-            mine.append(set())
-            for batch in loader:
-                mine[-1].update(batch.document_ids.tolist())
-                if batch.last_in_step:
-                    done += 1
-                    if done == steps:
-                        break
-                    mine.append(set())
-            after.append(loader.state_dict())
-        found = [a | b for a, b in zip(found, mine, strict=True)] if found else mine
-    if states is not None:
-        states[:] = after
-    return [step for step in found if step]
+def read_rank(settings: LoaderSettings, rank: int, state: Any, steps: int) -> tuple[list[set[int]], dict[str, Any]]:
+    """The documents of a rank's next steps, and its state after them."""
+    found: list[set[int]] = [set()]
+    with Loader(settings, rank=rank, mode="inline") as loader:
+        if state:
+            loader.load_state_dict(state)
+        for batch in loader:
+            found[-1].update(batch.document_ids.tolist())
+            if batch.last_in_step:
+                found.append(set())
+            if len(found) > steps:
+                break
+        return found[:-1], loader.state_dict()
+
+
+def read(settings: LoaderSettings, state: Any = None, steps: int = 1000) -> tuple[list[set[int]], list[dict[str, Any]]]:
+    """The documents of each step from all ranks, and every rank's state after them."""
+    ranks = [read_rank(settings, rank, state, steps) for rank in range(settings.ranks)]
+    return [set.union(*step) for step in zip(*(found for found, _ in ranks), strict=True)], [
+        after for _, after in ranks
+    ]
 
 
 @pytest.mark.parametrize("ranks", [2, 1])
@@ -62,10 +61,9 @@ def test_what_was_used_before_and_after_is_everything_once_in_the_same_order(
 ) -> None:
     uninterrupted = [{document for document, _, _ in step} for step in global_batches(Feed(settings))]
     assert [len(step) for step in uninterrupted] == [BATCH] * (DOCUMENTS // BATCH)
-    states: list[dict[str, Any]] = []
-    before = read(settings, states, USED)
+    before, states = read(settings, steps=USED)
     assert all(state == states[0] for state in states)  # any rank's state is the state of all
-    after = read(replace(settings, ranks=ranks), states)
+    after, _ = read(replace(settings, ranks=ranks), states[0])
     assert before == uninterrupted[:USED]
     assert after == uninterrupted[USED:]
     assert sorted(document for step in before + after for document in step) == list(range(DOCUMENTS))
@@ -81,8 +79,7 @@ def test_more_ranks_than_the_batch_has_rows_are_refused_naming_both(settings: Lo
 
 
 def test_a_state_that_lacks_a_part_is_refused_and_nothing_begins_anew(settings: LoaderSettings) -> None:
-    states: list[dict[str, Any]] = []
-    read(settings, states, USED)
+    _, states = read(settings, steps=USED)
     with Loader(settings, rank=0, mode="inline") as loader:
         for name in states[0]["stream"]:
             broken = states[0] | {"stream": {k: v for k, v in states[0]["stream"].items() if k != name}}

@@ -1,6 +1,7 @@
 """The same seed in every reader, or the same order in every epoch: documents came twice, others never."""
 
 import logging
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,6 @@ def test_another_start_draws_another_seed_and_a_resumed_run_keeps_its_own(data: 
 
 
 def test_a_loader_process_that_is_ordered_without_a_seed_draws_one(data: Path, tmp_path: Path) -> None:
-    import os
-
     order = Order(settings=settings_of(data, seed=None), endpoint=f"ipc://{tmp_path}/loader", owner=os.getpid())
     with server_process(order) as process:
         assert process.stdout and process.stderr

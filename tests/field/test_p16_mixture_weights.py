@@ -17,7 +17,7 @@ SHORT, LONG = 100, 1000  # tokens of a document of A, of B
 A, B = 1200, 120  # documents of each
 
 TOKENS = {"tokens_per_step": 10_000, "capacity": 5_000}
-ROWS = {"batching": "rows", "rows_per_step": 4, "window": 66, "capacity": 2_500}  # 12 of B go with 54 of A at 1:1...
+ROWS = {"batching": "rows", "rows_per_step": 4, "window": 66, "capacity": 2_500}  # 6 of B come with 60 of A
 
 
 @pytest.fixture(scope="module")
