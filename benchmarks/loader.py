@@ -107,6 +107,7 @@ def reading(folder: Path, ranks: list[RankProcess], tokens: int, repeats: int) -
         capacity=CAPACITY,
         ranks=len(ranks),
         epochs=1,
+        seed=0,
     )
     ways = WAYS[len(ranks)]
     with LoaderProcess(settings) as loader:

@@ -80,6 +80,7 @@ def job(size: Size, mode: str, *, data: Path, run_folder: Path) -> dict[str, Any
             "capacity": size.capacity,
             "max_document": RANKS * size.capacity,
             "mode": mode,
+            "seed": 0,
         },
         "model": {
             "vocab_size": VOCABULARY,

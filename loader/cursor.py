@@ -1,8 +1,9 @@
-"""A place in an epoch, and the pieces that come there.
+"""A place in an epoch of one source, and the pieces that come there.
 
-A cursor is an int64 array of five: position in the order of the epoch, offset in the document there, tokens served,
-tokens truncated, documents dropped. These routines move it and count what was cut or left out; what becomes of a piece,
-and the count of tokens served, is their caller's.
+A cursor is an int64 array: position in the order of the epoch, offset in the document there, tokens served, tokens
+truncated, documents dropped; and, where there are several sources, tokens served since the weights last changed, and
+the source's share of them. These routines move it and count what was cut or left out; what becomes of a piece, and the
+counts of tokens served, are their caller's.
 """
 
 from __future__ import annotations
@@ -15,19 +16,24 @@ from seqmesh.packer.permute import permute
 
 POLICIES = ("error", "truncate", "split", "drop")
 TRUNCATE, SPLIT, DROP = 1, 2, 3  # places in POLICIES
+SINCE, SHARE = 5, 6  # places in a cursor
 
 
 @jit
-def document_at(position: int, documents: int, key: int) -> int:
-    """A key of -1 keeps the documents in order."""
-    return permute(position, documents, key) if key >= 0 else position
+def document_at(position: int, size: int, documents: Int64Array, key: int) -> int:
+    """The document (row of the set) at a position of a source of `size` documents, which are `documents`, or all of the
+    set where that is empty. A key of -1 keeps them in order."""
+    place = permute(position, size, key) if key >= 0 else position
+    return documents[place] if len(documents) else place
 
 
 @jit
-def look(cursor: Int64Array, lengths: Int64Array, key: int, longest: int, policy: int) -> tuple[int, int]:
+def look(
+    cursor: Int64Array, lengths: Int64Array, size: int, documents: Int64Array, key: int, longest: int, policy: int
+) -> tuple[int, int]:
     """Document and length of the piece that comes next, past documents that are dropped; (−1, 0) at the epoch's end."""
-    while cursor[0] < len(lengths):
-        document = document_at(cursor[0], len(lengths), key)
+    while cursor[0] < size:
+        document = document_at(cursor[0], size, documents, key)
         remaining = lengths[document] - cursor[1]
         if policy != DROP or remaining <= longest:
             return document, min(remaining, longest)
@@ -50,9 +56,11 @@ def move_on(cursor: Int64Array, document_length: int, length: int, policy: int) 
 
 
 @jit
-def add_row(rows: Int64Array, count: int, document: int, offset: int, length: int) -> tuple[Int64Array, int]:
+def add_row(
+    rows: Int64Array, count: int, document: int, offset: int, length: int, source: int
+) -> tuple[Int64Array, int]:
     """The rows with one more, in place where there is room."""
     if count == len(rows):
         rows = np.concatenate((rows, np.empty_like(rows)))
-    rows[count, 0], rows[count, 1], rows[count, 2] = document, offset, length
+    rows[count, 0], rows[count, 1], rows[count, 2], rows[count, 3] = document, offset, length, source
     return rows, count + 1

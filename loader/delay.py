@@ -17,6 +17,7 @@ from seqmesh.packer.jit import jit
 from seqmesh.packer.lengths import Int64Array
 
 LEVEL, POSITION, OFFSET, DOCUMENT, LENGTH = range(5)  # columns of the queue, which is one table for all levels
+ALL = np.zeros(0, np.int64)  # for a source that is the whole set
 
 
 def take_delayed(
@@ -29,13 +30,13 @@ def take_delayed(
     policy: int,
     delay: Delay,
 ) -> tuple[Int64Array, tuple[int, ...]]:
-    """Rows (document, offset, length) of the next global batch, and what waits after it; moves the cursor. Raises
+    """Rows (document, offset, length, 0) of the next global batch, and what waits after it; moves the cursor. Raises
     ValueError where other places wait than these settings hold back."""
     thresholds = np.array(delay.thresholds, np.int64)
     queue = np.empty((max((len(thresholds) + 1) * delay.release, len(waiting) // 2), 5), np.int64)
     held = queue[: len(waiting) // 2]
     held[:, POSITION : OFFSET + 1] = np.array(waiting, np.int64).reshape(-1, 2)
-    held[:, DOCUMENT] = [document_at(position, len(lengths), key) for position in held[:, POSITION].tolist()]
+    held[:, DOCUMENT] = [document_at(position, len(lengths), ALL, key) for position in held[:, POSITION].tolist()]
     held[:, LENGTH] = np.minimum(lengths[held[:, DOCUMENT]] - held[:, OFFSET], longest)
     held[:, LEVEL] = np.searchsorted(thresholds, held[:, LENGTH], side="right") - 1
     if (held[:, LEVEL] < 0).any() or (np.bincount(held[:, LEVEL]) // delay.release).sum() > 1:
@@ -58,7 +59,7 @@ def _take(
     release: int,
 ) -> tuple[Int64Array, int]:
     """The rows, and how many wait in the queue afterwards."""
-    rows, count = np.empty((64, 3), np.int64), 0
+    rows, count = np.empty((64, 4), np.int64), 0
     sizes = np.zeros(len(thresholds), np.int64)
     for level in queue[:held, LEVEL]:
         sizes[level] += 1
@@ -68,7 +69,7 @@ def _take(
             rows, count, held, budget = _release(rows, count, queue, held, due, release, cursor, budget)
             sizes[due] -= release
             continue
-        document, length = look(cursor, lengths, key, longest, policy)
+        document, length = look(cursor, lengths, len(lengths), ALL, key, longest, policy)
         if document < 0:
             if due < 0:
                 rows, count, held, budget = _release(rows, count, queue, held, -1, held, cursor, budget)
@@ -77,7 +78,7 @@ def _take(
         if level < 0:
             if length > budget:
                 return rows[:count], held
-            rows, count = add_row(rows, count, document, cursor[1], length)
+            rows, count = add_row(rows, count, document, cursor[1], length, 0)
             budget -= length
             cursor[2] += length
         elif due >= 0 and sizes[level] % release == release - 1:
@@ -111,7 +112,7 @@ def _release(
         if mine and length > budget:
             most = 0
         if mine and most > 0:
-            rows, count = add_row(rows, count, queue[each, DOCUMENT], queue[each, OFFSET], length)
+            rows, count = add_row(rows, count, queue[each, DOCUMENT], queue[each, OFFSET], length, 0)
             budget -= length
             cursor[2] += length
             most -= 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
@@ -108,6 +109,8 @@ class Loader:
         self._make = TensorMaker(torch.device(device), views=views)
         self._process: LoaderProcess | None = None
         self._source: Source
+        if settings is not None and endpoint is None:
+            settings = self._with_seed(settings)
         if mode == "inline":
             self._open_inline(settings)
         else:
@@ -206,7 +209,7 @@ class Loader:
         if settings is None:
             raise ValueError("settings is None: mode 'inline' needs them")
         feed = Feed(settings)
-        self.settings, self._start, self._data = settings, feed.start, feed.data_fingerprint
+        self.settings, self._start, self._data = feed.settings, feed.start, feed.data_fingerprint
         self.vocab_size = feed.shards.manifest.vocab_size
         self._source = Inline(feed, self.rank)
 
@@ -216,6 +219,8 @@ class Loader:
         try:
             welcome = client.welcome()
             served = LoaderSettings.from_json(welcome.settings)
+            if settings is not None and settings.seed is None:
+                settings = replace(settings, seed=served.seed)  # any will do
             if settings is not None and settings.resolved() != served:
                 raise ValueError(f"the loader at {client.endpoint} serves other settings: {served}, not {settings}")
         except BaseException:
@@ -223,6 +228,15 @@ class Loader:
             raise
         self.settings, self._start, self._data = served, StreamState.from_dict(welcome.state), welcome.data
         self.vocab_size = welcome.vocab_size
+
+    def _with_seed(self, settings: LoaderSettings) -> LoaderSettings:
+        """Without a seed, the one that the first rank draws, on all ranks: each machine has a loader of its own."""
+        if settings.seed is not None:
+            return settings
+        if not _is_distributed():
+            return settings.resolved()
+        drawn = str(settings.resolved().seed) if torch.distributed.get_rank() == 0 else ""
+        return replace(settings, seed=int(exchange_texts(drawn, self._make.device)[0]))
 
     def _own_endpoint(self, settings: LoaderSettings | None, start: Callable[[LoaderSettings], LoaderProcess]) -> str:
         """Start this machine's loader process, or learn where the machine's first rank started it."""

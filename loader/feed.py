@@ -9,18 +9,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from seqmesh.loader.batch import NumpyBatch, Outline, fill, outline
+from seqmesh.loader.fitness import check_documents
 from seqmesh.loader.planner import Step, next_step
+from seqmesh.loader.rows import Window, plan_window
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.shards import ShardSet
-from seqmesh.loader.stream import StreamState, check_documents
+from seqmesh.loader.sources import one_source, sources_by_code
+from seqmesh.loader.stream import Draw, StreamState, start_state
+from seqmesh.loader.supervised import supervised_counts
+from seqmesh.packer.lengths import Int64Array
 
 REMEMBERED_STEPS = 4
+REMEMBERED_WINDOWS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +71,38 @@ class Draft:
 
 
 class Feed:
-    """Opens the data and serves it. Raises what `ShardSet` and `check_documents` raise."""
+    """Opens the data and serves it. Raises what `ShardSet` and `check_documents` raise. settings: with a seed and an
+    absolute folder, see `LoaderSettings.resolved`."""
 
     def __init__(self, settings: LoaderSettings) -> None:
         settings.check_mesh()
-        self.settings = settings
+        self.settings = settings = settings.resolved()
         self.shards = ShardSet(settings.data)
         if settings.verify:
             self.shards.check_checksums()
-        check_documents(self.shards.lengths, settings)
+        lengths = self.shards.lengths
+        mixed = settings.mixture is not None
+        self.sources = (
+            sources_by_code(self.shards.source_codes(), self.shards.manifest.sources)
+            if mixed
+            else one_source(len(lengths))
+        )
+        check_documents(lengths, settings, self.sources)
         self._steps: OrderedDict[StreamState, Step | None] = OrderedDict()
+
+        @lru_cache(maxsize=REMEMBERED_WINDOWS)
+        def window_at(begun: StreamState) -> Window | None:
+            return plan_window(begun, lengths, settings, self.sources)
+
+        self._window_at = window_at
+
+    def _learned(self, drawn: Draw) -> Int64Array:
+        return supervised_counts(self.shards, drawn.document, drawn.offset, drawn.length)
 
     @property
     def start(self) -> StreamState:
-        return StreamState(seed=self.settings.seed)
+        assert self.settings.seed is not None
+        return start_state(self.settings.seed, len(self.sources))
 
     @property
     def data_fingerprint(self) -> str:
@@ -87,7 +112,9 @@ class Feed:
     def step(self, state: StreamState) -> Step | None:
         """The step that begins at `state`; None at the end."""
         if state not in self._steps:
-            self._steps[state] = next_step(state, self.shards, self.settings)
+            self._steps[state] = next_step(
+                state, self.shards.lengths, self._learned, self.settings, self.sources, window_at=self._window_at
+            )
             if len(self._steps) > REMEMBERED_STEPS:
                 self._steps.popitem(last=False)
         return self._steps[state]

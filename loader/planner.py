@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from seqmesh.loader.rows import WindowAt, plan_window, spread, window_start
 from seqmesh.loader.settings import LoaderSettings
-from seqmesh.loader.shards import ShardSet
+from seqmesh.loader.sources import Sources, one_source
 from seqmesh.loader.stream import Draw, StreamState, draw
-from seqmesh.loader.supervised import supervised_counts
 from seqmesh.packer.cost import CostModel
+from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.mesh import plan_step
 from seqmesh.packer.plan import StepPlan
 
@@ -26,23 +28,58 @@ class Step:
     scalars: dict[str, int | float | str]
 
 
-def next_step(state: StreamState, shards: ShardSet, settings: LoaderSettings) -> Step | None:
-    """The step that begins at `state`, or None at the end of the last epoch. Every machine that calls this gets the
-    same step. Reads no token. Raises ShardError where the spans of a document that is cut are damaged."""
-    drawn = draw(state, shards.lengths, settings)
+Learned = Callable[[Draw], Int64Array]  # supervised tokens of each document or piece of one [D]
+
+
+def next_step(
+    state: StreamState,
+    lengths: Int64Array,
+    learned: Learned,
+    settings: LoaderSettings,
+    sources: Sources | None = None,
+    *,
+    window_at: WindowAt | None = None,
+) -> Step | None:
+    """The step that begins at `state`, or None at the end of the last epoch.
+
+    lengths [N]: of all documents of the set. sources: by default one. window_at: a `plan_window` that remembers. Every
+    machine that calls this gets the same step. Raises what `draw` and `learned` raise.
+    """
+    sources = sources or one_source(len(lengths))
+    if settings.batching == "rows":
+        at = window_at or (lambda begun: plan_window(begun, lengths, settings, sources))
+        return _step_of_rows(state, learned, settings, sources, at)
+    drawn = draw(state, lengths, settings, sources)
     if drawn is None:
         return None
     documents, after = drawn
-    learned = supervised_counts(shards, documents.document, documents.offset, documents.length)
-    plan = plan_step(documents.length, settings.mesh, settings.cost or CostModel(), supervised=learned)
+    cost = settings.cost or CostModel()
+    return _step(
+        state, after, documents, plan_step(documents.length, settings.mesh, cost, supervised=learned(documents))
+    )
+
+
+def _step_of_rows(
+    state: StreamState, learned: Learned, settings: LoaderSettings, sources: Sources, window_at: WindowAt
+) -> Step | None:
+    begun = window_start(state, settings, sources)
+    window = window_at(begun) if begun is not None else None
+    if window is None:
+        return None
+    documents, row = window.step(state.window_step)
+    plan = spread(documents.length, row, settings, supervised_tokens=int(learned(documents).sum()))
+    return _step(state, window.state(state.window_step + 1), documents, plan)
+
+
+def _step(before: StreamState, after: StreamState, documents: Draw, plan: StepPlan) -> Step:
     digest = plan.digest()
     scalars: dict[str, int | float | str] = {
-        "step": state.step,
-        "epoch": state.epoch,
+        "step": before.step,
+        "epoch": before.epoch,
         "tokens_in_step": plan.tokens,
         "supervised_tokens_in_step": plan.supervised_tokens,
         "rings_in_step": plan.rings,
         "imbalance": plan.imbalance,
         "plan": digest,
     }
-    return Step(before=state, after=after, documents=documents, plan=plan, digest=digest, scalars=scalars)
+    return Step(before=before, after=after, documents=documents, plan=plan, digest=digest, scalars=scalars)

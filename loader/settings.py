@@ -6,7 +6,9 @@ batches and knows nothing of ranks; the *mesh* (ranks, capacity, cost) decides h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+import secrets
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -14,16 +16,24 @@ from typing import Any, ClassVar, Literal, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from seqmesh.loader.explain import explain
+from seqmesh.loader.mixture import Mixture
 from seqmesh.packer.cost import CostModel
 from seqmesh.packer.pieces import largest_document
 from seqmesh.packer.plan import Mesh, Mode
+from seqmesh.packer.rows import LARGEST_WINDOW
 
 MAX_SETTING = 1 << 40  # far above any use, far below where 64-bit sums end
 
 MAX_WAITING = 1 << 8  # documents that are held back at a time: their places travel with every batch
 
+WINDOW = 1 << 16  # documents: packed, and packed again when a job resumes, in a few hundredths of a second
+
 Overlong = Literal["error", "truncate", "split", "drop"]
 TokenField = Literal["labels", "position_ids"]
+Batching = Literal["tokens", "rows"]
+Tail = Literal["pad", "drop"]
+
+log = logging.getLogger("seqmesh.loader")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +66,19 @@ class Delay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
-    """data: folder of a shard set. tokens_per_step: most tokens of a global batch. capacity: most tokens of one
-    micro-batch on one rank. mode: `free` or `waves`, and ranks_per_node: see `packer.plan.Mesh`. max_document: most
-    tokens of a document, by default the smaller of capacity and tokens_per_step; one over the capacity is spread over
-    ranks. `overlong` says what happens to longer ones (error: refuse at start; truncate: keep the beginning; split:
-    pieces of max_document tokens become documents of their own; drop: leave out). epochs: passes over the data, None
-    for no end. seed and shuffle: the order of documents, a new global shuffle for each epoch. delay: long documents are
-    held back until several come together, None for none. cost: what ranks are balanced by, None for tokens alone.
+    """data: folder of a shard set. capacity: most tokens of one micro-batch on one rank. mode: `free` or `waves`, and
+    ranks_per_node: see `packer.plan.Mesh`. max_document: most tokens of a document, by default the smaller of capacity
+    and tokens_per_step; one over the capacity is spread over ranks. `overlong` says what happens to longer ones (error:
+    refuse at start; truncate: keep the beginning; split: pieces of max_document tokens become documents of their own;
+    drop: leave out). epochs: passes over the data, None for no end. seed and shuffle: the order of documents, a new
+    global shuffle for each epoch; without a seed, whoever starts the loader draws one. mixture: the parts of the set's
+    sources, None for one shuffle of everything. delay: long documents are held back until several come together, None
+    for none. cost: what ranks are balanced by, None for tokens alone.
+
+    batching `tokens`: a global batch is of at most `tokens_per_step` tokens. `rows`: of `rows_per_step` rows of at most
+    `capacity` tokens, packed from a window of so many documents, 65,536 by default; ranks get equally many. tail: what
+    happens to the last, incomplete step of an epoch: `pad` with empty rows (the default), or `drop` its documents.
+
     fields: what batches hold for each token besides its id; what is left out costs nothing. pad_to: every batch is
     filled up to a multiple of so many tokens, None for not at all; the capacity gives all batches the same shape.
     """
@@ -70,14 +86,19 @@ class LoaderSettings:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     data: str
-    tokens_per_step: int
     capacity: int
+    tokens_per_step: int | None = None
+    batching: Batching = "tokens"
+    rows_per_step: int | None = None
+    window: int | None = None
+    tail: Tail | None = None
     ranks: int = 1
     max_document: int | None = None
     overlong: Overlong = "error"
     epochs: int | None = None
-    seed: int = 0
+    seed: int | None = None
     shuffle: bool = True
+    mixture: Mixture | None = None
     delay: Delay | None = None
     cost: CostModel | None = None
     mode: Mode = "free"
@@ -87,23 +108,43 @@ class LoaderSettings:
     verify: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("tokens_per_step", "capacity", "ranks", "ranks_per_node", "max_document", "epochs", "pad_to"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= MAX_SETTING:
-                raise ValueError(f"{name} is {value}: must be at least 1, and at most {MAX_SETTING}")
+        for name in ("tokens_per_step", "rows_per_step", "window", "capacity", "ranks", "ranks_per_node"):
+            self._check_size(name)
+        for name in ("max_document", "epochs", "pad_to"):
+            self._check_size(name)
         if self.overlong not in ("error", "truncate", "split", "drop"):
             raise ValueError(f"overlong is {self.overlong!r}: must be error, truncate, split or drop")
-        if not 0 <= self.seed < 1 << 62:
+        if self.seed is not None and not 0 <= self.seed < 1 << 62:
             raise ValueError(f"seed is {self.seed}: must be from 0 to 2**62 - 1")
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode is {self.mode!r}: must be one of {', '.join(get_args(Mode))}")
+        if self.batching not in get_args(Batching):
+            raise ValueError(f"batching is {self.batching!r}: must be one of {', '.join(get_args(Batching))}")
+        if self.batching == "rows":
+            self._check_rows()
+        else:
+            self._check_tokens()
+        self._check_shape()
+
+    def _check_size(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not 1 <= value <= MAX_SETTING:
+            raise ValueError(f"{name} is {value}: must be at least 1, and at most {MAX_SETTING}")
+
+    def _check_tokens(self) -> None:
+        if self.tokens_per_step is None:
+            raise ValueError("tokens_per_step is missing: batching 'tokens' needs it")
+        for name in ("rows_per_step", "window", "tail"):
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(f"{name} is {value}: belongs to batching 'rows', which is not chosen")
         if self.longest > self.tokens_per_step:
             raise ValueError(
                 f"max_document is {self.longest}: must not be over tokens_per_step, {self.tokens_per_step}"
             )
         if self.delay is not None:
             self.delay.check(self.longest, self.tokens_per_step)
-        if self.mode not in get_args(Mode):
-            raise ValueError(f"mode is {self.mode!r}: must be one of {', '.join(get_args(Mode))}")
-        self._check_shape()
+            if self.mixture is not None:
+                raise ValueError("delay and mixture are both set: documents of several sources can not be held back")
 
     def _check_shape(self) -> None:
         known = get_args(TokenField)
@@ -119,10 +160,33 @@ class LoaderSettings:
         """Rows of a batch of so many tokens, padding included: with `pad_to` at least that many."""
         return tokens if self.pad_to is None else max(-(-tokens // self.pad_to), 1) * self.pad_to
 
+    def _check_rows(self) -> None:
+        if self.rows_per_step is None:
+            raise ValueError("rows_per_step is missing: batching 'rows' needs it")
+        for name in ("tokens_per_step", "delay"):
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(f"{name} is {value}: belongs to batching 'tokens', which is not chosen")
+        if self.tail not in (None, *get_args(Tail)):
+            raise ValueError(f"tail is {self.tail!r}: must be pad or drop")
+        if not self.rows_per_step <= self.documents_per_window <= LARGEST_WINDOW:
+            raise ValueError(
+                f"window is {self.documents_per_window}: must be at least rows_per_step, {self.rows_per_step}, "
+                f"and at most {LARGEST_WINDOW}"
+            )
+        if self.longest > self.capacity:
+            raise ValueError(f"max_document is {self.longest}: must not be over a row's capacity, {self.capacity}")
+
     @property
     def longest(self) -> int:
         """`max_document`, resolved."""
-        return min(self.capacity, self.tokens_per_step) if self.max_document is None else self.max_document
+        if self.max_document is not None:
+            return self.max_document
+        return self.capacity if self.tokens_per_step is None else min(self.capacity, self.tokens_per_step)
+
+    @property
+    def documents_per_window(self) -> int:
+        """`window`, resolved."""
+        return WINDOW if self.window is None else self.window
 
     @property
     def mesh(self) -> Mesh:
@@ -130,7 +194,13 @@ class LoaderSettings:
         return Mesh(ranks=self.ranks, capacity=self.capacity, mode=self.mode, ranks_per_node=self.ranks_per_node)
 
     def check_mesh(self) -> None:
-        """Raises ValueError where the ranks together can not hold a document of `max_document` tokens."""
+        """Raises ValueError where the ranks together can not hold a document of `max_document` tokens, or can not share
+        the rows of a step evenly."""
+        if self.rows_per_step is not None and self.rows_per_step % self.ranks:
+            raise ValueError(
+                f"rows_per_step is {self.rows_per_step}: {self.ranks} ranks can not share them evenly; "
+                "use a number of ranks that divides it"
+            )
         if self.longest > (most := largest_document(self.ranks, self.capacity)):
             raise ValueError(
                 f"max_document is {self.longest}: {self.ranks} ranks of {self.capacity} tokens hold {most}; "
@@ -138,13 +208,27 @@ class LoaderSettings:
             )
 
     def order(self) -> dict[str, Any]:
-        """What decides the global batches besides the data and the state; a resumed run must have the same."""
+        """What decides the global batches besides the data, the state and what may change under way (epochs, weights);
+        a resumed run must have the same. Plain JSON."""
         return {
             "tokens_per_step": self.tokens_per_step,
             "max_document": self.longest,
             "overlong": self.overlong,
             "shuffle": self.shuffle,
+            "sources": self.mixture and {n: o.overlong or self.overlong for n, o in self.mixture.sources.items()},
             "delay": self.delay and {"thresholds": list(self.delay.thresholds), "release": self.delay.release},
+            **self._order_of_rows(),
+        }
+
+    def _order_of_rows(self) -> dict[str, Any]:
+        if self.batching == "tokens":
+            return dict.fromkeys(("rows_per_step", "window", "tail", "capacity", "cost"))
+        return {
+            "rows_per_step": self.rows_per_step,
+            "window": self.documents_per_window,
+            "tail": self.tail or "pad",
+            "capacity": self.capacity,
+            "cost": asdict(self.cost or CostModel()),
         }
 
     def to_json(self) -> bytes:
@@ -156,8 +240,13 @@ class LoaderSettings:
         return _ADAPTER.validate_json(text)
 
     def resolved(self) -> LoaderSettings:
-        """The same with an absolute data folder, so that a process in another working folder finds it."""
-        return _ADAPTER.validate_python(_ADAPTER.dump_python(self) | {"data": str(Path(self.data).resolve())})
+        """The same with an absolute data folder, so that a process in another working folder finds it, and with a seed:
+        one is drawn, and logged, where none was set."""
+        data, seed = str(Path(self.data).resolve()), self.seed
+        if seed is None:
+            seed = secrets.randbelow(1 << 62)
+            log.info("seed is %d: drawn, since none was set", seed)
+        return _ADAPTER.validate_python(_ADAPTER.dump_python(self) | {"data": data, "seed": seed})
 
 
 _ADAPTER = TypeAdapter(LoaderSettings)

@@ -110,6 +110,21 @@ class ShardSet:
         row = document - int(self._chunks.first_row[chunk])
         return str(self._batches[chunk].column("doc_id")[row].as_py())
 
+    def source_codes(self) -> npt.NDArray[np.uint16]:
+        """The source of each document, as a place in the manifest's list. Raises ShardError for a file whose column is
+        of another type (a dictionary, say, whose codes mean something else in each chunk), or has other codes."""
+        known, parts = len(self.manifest.sources), [np.zeros(0, np.uint16)]
+        for number, batch in zip(self._chunks.shard.tolist(), self._batches, strict=True):
+            path = self.folder / self.manifest.shards[number].file
+            found = batch.schema.field("source").type if "source" in batch.schema.names else None
+            if found != pa.uint16():
+                raise ShardError(f"{path}: source is {found}: must be uint16")
+            codes = np.asarray(batch.column("source").to_numpy(zero_copy_only=False))
+            if codes.dtype != np.uint16 or int(codes.max()) >= known:  # nulls come as floats
+                raise ShardError(f"{path}: has a document whose source is none of the manifest's {known}")
+            parts.append(codes)
+        return np.concatenate(parts)
+
     def check_checksums(self) -> None:
         """Read every file of the set. Raises ShardError for the first whose bytes are not those the manifest knows."""
         for entry in (*self.manifest.shards, self.manifest.lengths):

@@ -1,177 +1,242 @@
 """Which documents come next: a pure function of a few integers.
 
-`draw(state, lengths, settings)` gives the documents of the next global batch and the state after it. The state holds
-no buffers: a document that did not fit is simply the first of the next step, and of long ones that are held back (see
-`delay`) only the places are kept. A global batch is defined without reference to the number of ranks, and never crosses
-the end of an epoch, so that no document is in it twice.
+`draw(state, lengths, settings, sources)` gives the documents of the next global batch and the state after it; for
+batching `rows`, `begin` and `take` give those of a window. The state holds no buffers: a document that did not fit is
+simply the first of the next step, and of long ones that are held back (see `delay`) only the places are kept. A global
+batch is defined without reference to the number of ranks. Of several sources the next document comes from the one that
+was served the fewest tokens for its share. A source whose epoch ends is not drawn from again in the same batch, so that
+no document is in it twice; what the source is owed follows in later ones. Where no source can be drawn from, the batch
+ends.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from seqmesh.loader.cursor import DROP, POLICIES, SPLIT, TRUNCATE
+from seqmesh.loader.cursor import (
+    DROP,
+    POLICIES,
+    SHARE,
+    SINCE,
+    SPLIT,
+    TRUNCATE,
+    document_at,
+)
 from seqmesh.loader.delay import take_delayed
-from seqmesh.loader.settings import LoaderSettings
+from seqmesh.loader.settings import MAX_SETTING, LoaderSettings
+from seqmesh.loader.sources import Sources, last_epochs, one_source, policies, shares_at
+from seqmesh.loader.state import SourceState
+from seqmesh.loader.state import StreamState as StreamState
 from seqmesh.packer.jit import jit
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.permute import permute, shuffle_key
 
-STATE_VERSION = 1
+NO_LIMIT = MAX_SETTING * 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamState:
-    """A position at a step boundary.
-
-    step: global batches drawn so far. epoch, position: the next document is at `position` in the order of `epoch`;
-    offset: tokens of it that earlier pieces took. tokens: served so far. truncated: tokens cut off; dropped: documents
-    left out, both by the overlong policy. waiting: position and offset of each piece of this epoch that is held back,
-    one after the other; while there are any, the position may be the end of the epoch.
-    """
-
-    seed: int
-    step: int = 0
-    epoch: int = 0
-    position: int = 0
-    offset: int = 0
-    tokens: int = 0
-    truncated: int = 0
-    dropped: int = 0
-    version: int = STATE_VERSION
-    waiting: tuple[int, ...] = ()
-
-    def to_dict(self) -> dict[str, int]:
-        """Integers only; those of `waiting` are numbered, and absent where nothing waits."""
-        plain: dict[str, int] = asdict(self)
-        del plain["waiting"]
-        return plain | dict(zip(_numbered(len(self.waiting)), self.waiting, strict=True))
-
-    @classmethod
-    def from_dict(cls, state: dict[str, Any]) -> StreamState:
-        """Raises ValueError for a state that is not one of ours or of another version."""
-        names = {f.name for f in fields(cls)} - {"waiting"}
-        numbered = _numbered(len(state) - len(names)) if isinstance(state, dict) else []
-        if not isinstance(state, dict) or set(state) != names | set(numbered) or len(numbered) % 2:
-            raise ValueError(f"not a stream state: needs {sorted(names)}, got {state!r}")
-        if bad := {k: v for k, v in state.items() if not isinstance(v, int) or isinstance(v, bool) or v < 0}:
-            raise ValueError(f"not a stream state: {bad} must be integers of at least 0")
-        if state["version"] != STATE_VERSION:
-            raise ValueError(f"stream state has version {state['version']}: this seqmesh reads {STATE_VERSION}")
-        return cls(**{name: state[name] for name in names}, waiting=tuple(state[name] for name in numbered))
-
-
-def _numbered(count: int) -> list[str]:
-    return [f"waiting{number}" for number in range(count)]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Draw:
     """Documents of one global batch, in order: document [D] (row of the set), offset [D] (tokens before the piece that
-    is taken), length [D] (tokens taken). int64."""
+    is taken), length [D] (tokens taken), source [D]. int64."""
 
     document: Int64Array
     offset: Int64Array
     length: Int64Array
+    source: Int64Array
+
+    def of(self, chosen: Int64Array) -> Draw:
+        """Some of them."""
+        return Draw(self.document[chosen], self.offset[chosen], self.length[chosen], self.source[chosen])
 
 
-def check_documents(lengths: Int64Array, settings: LoaderSettings) -> None:
-    """Refuse data that can not be served as asked. Raises ValueError naming the document."""
-    if int(lengths.sum()) == 0:
-        raise ValueError(f"{settings.data}: holds no tokens to serve")
-    if settings.overlong == "error" and int(lengths.max()) > settings.longest:
-        first = int(np.argmax(lengths > settings.longest))
-        over = int(np.count_nonzero(lengths > settings.longest))
-        raise ValueError(
-            f"{settings.data}: document {first} has {int(lengths[first])} tokens, max_document is {settings.longest} "
-            f"({over} documents are over): raise max_document, or set overlong to truncate, split or drop"
-        )
-    if settings.overlong == "drop" and int(lengths[lengths <= settings.longest].sum()) == 0:
-        raise ValueError(f"{settings.data}: every document is over max_document, {settings.longest}: all were dropped")
+def start_state(seed: int, sources: int) -> StreamState:
+    """Where a job begins."""
+    return StreamState(seed=seed, sources=(SourceState(),) * sources)
 
 
-def draw(state: StreamState, lengths: Int64Array, settings: LoaderSettings) -> tuple[Draw, StreamState] | None:
-    """The next global batch and the state after it; None once `settings.epochs` passes are done.
+def served(state: StreamState, names: Sequence[str]) -> dict[str, int]:
+    """Tokens of each source so far, by name; in batching `rows`, up to the start of the window."""
+    return {name: source.tokens for name, source in zip(names, state.sources, strict=True)}
 
-    `lengths` must have passed `check_documents`. Raises ValueError for a state that lies outside this data, or that
-    holds documents back where the settings do not.
+
+def draw(
+    state: StreamState, lengths: Int64Array, settings: LoaderSettings, sources: Sources | None = None
+) -> tuple[Draw, StreamState] | None:
+    """The next global batch of batching `tokens`, and the state after it; None once all epochs are done.
+
+    lengths [N]: of all documents of the set; they must have passed `check_documents`. sources: by default one. Raises
+    ValueError for a state that lies outside this data, that has other sources, that holds documents back where the
+    settings do not, or that lies inside a window.
     """
-    _check_inside(state, lengths)
-    if state.waiting and settings.delay is None:
-        raise ValueError(f"{len(state.waiting) // 2} documents wait in the state: delay must be as it was")
-    while settings.epochs is None or state.epoch < settings.epochs:
-        taken, after = _draw_within_epoch(state, lengths, settings)
+    if settings.batching != "tokens" or state.window_step:
+        raise ValueError("the settings or the state are of batching 'rows': it has no steps without a window")
+    sources = sources or one_source(len(lengths))
+    while (begun := begin(state, settings, sources)) is not None:
+        taken, after = take(begun, lengths, settings, sources)
         if len(taken.document):
-            return taken, after
+            return taken, replace(after, step=state.step + 1)
         state = after  # the rest of this epoch was dropped
     return None
 
 
-def _check_inside(state: StreamState, lengths: Int64Array) -> None:
-    here = state.position, state.offset
-    at_end = state.position == len(lengths) and state.waiting
-    if (state.position >= len(lengths) and not at_end) or state.offset >= max(int(lengths.max()), 1):
-        raise ValueError(f"position {here[0]} (offset {here[1]}) is outside the {len(lengths)} documents")
+def begin(state: StreamState, settings: LoaderSettings, sources: Sources) -> StreamState | None:
+    """The state with the shares that are now in effect, 0 for sources that have done their epochs; None at the end.
+    Where a source has another share than it had, all begin to count anew: what was served under other weights is owed
+    to nobody. Raises ValueError for a state of other sources."""
+    if len(state.sources) != len(sources):
+        raise ValueError(f"the state has {len(state.sources)} sources: the set has {len(sources)}")
+    wanted = shares_at(state.step, settings, sources)
+    done = [n is not None and s.epoch >= n for s, n in zip(state.sources, last_epochs(settings, sources), strict=True)]
+    now = [0 if ended else share for share, ended in zip(wanted, done, strict=True)]
+    stops = settings.mixture is not None and settings.mixture.exhausted == "stop"
+    if not any(now) or (stops and now != list(wanted)):
+        return None
+    anew = any(share not in (0, source.share) for share, source in zip(now, state.sources, strict=True))
+    follow = (
+        replace(source, share=share, since=0 if anew else source.since)
+        for share, source in zip(now, state.sources, strict=True)
+    )
+    return replace(state, sources=tuple(follow))
+
+
+def take(
+    begun: StreamState, lengths: Int64Array, settings: LoaderSettings, sources: Sources, most: int = NO_LIMIT
+) -> tuple[Draw, StreamState]:
+    """The next pieces, at most so many, within the shares of the state (see `begin`), and the state after them, in the
+    same step. No pieces where the rest of the epoch is dropped. Raises as `draw` does."""
+    sizes = sources.sizes
+    keys = np.array([shuffle_key(begun.seed, s.epoch) if settings.shuffle else -1 for s in begun.sources], np.int64)
+    _check_inside(begun, lengths, sources, keys.tolist())
+    _check_waiting(begun, settings)
+    cursors = np.array([source.cursor for source in begun.sources], np.int64)
+    numbers = np.array([POLICIES.index(policy) for policy in policies(settings, sources)], np.int64)
+    budget = settings.tokens_per_step or NO_LIMIT
+    waiting = begun.waiting
+    if settings.delay is None:
+        table = sources.documents, sources.first, sizes
+        columns = _take(cursors, lengths, *table, keys, numbers, budget, most, settings.longest)
+    else:
+        limits = budget, settings.longest, int(numbers[0])
+        rows, waiting = take_delayed(cursors[0], waiting, lengths, int(keys[0]), *limits, settings.delay)
+        columns = rows.T
+    after = tuple(
+        SourceState.after(cursor, epoch=before.epoch, ended=cursor[0] == size > 0 and not waiting)
+        for cursor, before, size in zip(cursors.tolist(), begun.sources, sizes.tolist(), strict=True)
+    )
+    return Draw(*map(np.ascontiguousarray, columns)), replace(begun, sources=after, waiting=waiting)
+
+
+def _check_inside(state: StreamState, lengths: Int64Array, sources: Sources, keys: list[int]) -> None:
+    for number, (source, size) in enumerate(zip(state.sources, sources.sizes.tolist(), strict=True)):
+        outside = source.position >= size and (source.position > size or not (state.waiting or size == 0))
+        if not outside and source.offset:
+            of = sources.of(number) if len(sources) > 1 else sources.documents
+            outside = (
+                source.position == size
+                or source.offset >= lengths[document_at(source.position, size, of, keys[number])]
+            )
+        if outside:
+            place = f"position {source.position} (offset {source.offset}) is outside the {size} documents"
+            raise ValueError(place + (f" of source {sources.names[number]!r}" if len(sources) > 1 else ""))
+
+
+def _check_waiting(state: StreamState, settings: LoaderSettings) -> None:
+    if state.waiting and settings.delay is None:
+        raise ValueError(f"{len(state.waiting) // 2} documents wait in the state: delay must be as it was")
+    here = state.sources[0].position, state.sources[0].offset
     for place in zip(state.waiting[::2], state.waiting[1::2], strict=True):
         if place >= here:
             raise ValueError(f"position {place[0]} (offset {place[1]}) waits: it is not before {here[0]} ({here[1]})")
 
 
-def _draw_within_epoch(state: StreamState, lengths: Int64Array, settings: LoaderSettings) -> tuple[Draw, StreamState]:
-    key = shuffle_key(state.seed, state.epoch) if settings.shuffle else -1
-    cursor = np.array([state.position, state.offset, state.tokens, state.truncated, state.dropped], np.int64)
-    limits = settings.tokens_per_step, settings.longest, POLICIES.index(settings.overlong)
-    if settings.delay is None:
-        rows, waiting = _take(cursor, lengths, key, *limits), state.waiting
-    else:
-        rows, waiting = take_delayed(cursor, state.waiting, lengths, key, *limits, settings.delay)
-    position, offset, tokens, truncated, dropped = cursor.tolist()
-    ended = position == len(lengths) and not waiting
-    after = StreamState(
-        seed=state.seed,
-        step=state.step + (len(rows) > 0),
-        epoch=state.epoch + ended,
-        position=0 if ended else position,
-        offset=offset,
-        tokens=tokens,
-        truncated=truncated,
-        dropped=dropped,
-        waiting=waiting,
-    )
-    return Draw(*(np.ascontiguousarray(rows[:, i]) for i in range(3))), after
+@jit
+def _take(
+    cursors: Int64Array,
+    lengths: Int64Array,
+    documents: Int64Array,
+    first: Int64Array,
+    sizes: Int64Array,
+    keys: Int64Array,
+    policies: Int64Array,
+    budget: int,
+    most: int,
+    longest: int,
+) -> Int64Array:
+    """Columns (document, offset, length, source) until the next would exceed the budget, there are `most`, or the
+    epochs of all sources end; moves the cursors. A key of -1 keeps the documents in order. What `cursor` does, in one
+    loop for as long as the same source is drawn from, which takes a third of the time."""
+    columns = np.empty((4, 64), np.int64)
+    count = 0
+    while count < most and budget >= 0:
+        source, limit, wins = _least_served(cursors, sizes)
+        if source < 0:
+            break
+        size, key, policy, share = sizes[source], keys[source], policies[source], cursors[source, SHARE]
+        of = documents[first[source] : first[source + 1]]
+        position, offset, tokens, truncated, dropped, since, _ = cursors[source]
+        while position < size and count < most:
+            if limit >= 0 and not (since / share < limit or (wins and since / share == limit)):
+                break
+            document = permute(position, size, key) if key >= 0 else position
+            if len(of):
+                document = of[document]
+            remaining = lengths[document] - offset
+            if policy == DROP and remaining > longest:
+                position += 1
+                dropped += 1
+                continue
+            length = min(remaining, longest)
+            if length > budget:
+                budget = -1
+                break
+            if count == columns.shape[1]:
+                columns = _grown(columns)
+            columns[0, count], columns[1, count], columns[2, count], columns[3, count] = (
+                document,
+                offset,
+                length,
+                source,
+            )
+            count += 1
+            budget -= length
+            tokens += length
+            since += length
+            if policy == SPLIT and remaining > longest:
+                offset += length
+                continue
+            if policy == TRUNCATE:
+                truncated += remaining - length
+            position += 1
+            offset = 0
+        cursors[source, :6] = position, offset, tokens, truncated, dropped, since
+    return columns[:, :count]
 
 
 @jit
-def _take(cursor: Int64Array, lengths: Int64Array, key: int, budget: int, longest: int, policy: int) -> Int64Array:
-    """Rows (document, offset, length) until the next would exceed the budget or the epoch ends; moves the cursor
-    (position, offset, tokens, truncated, dropped). A key of -1 keeps the documents in order. What `cursor` does, in one
-    loop, which is a tenth faster."""
-    rows = np.empty((64, 3), np.int64)
-    count = 0
-    while cursor[0] < len(lengths):
-        document = permute(cursor[0], len(lengths), key) if key >= 0 else cursor[0]
-        remaining = lengths[document] - cursor[1]
-        if policy == DROP and remaining > longest:
-            cursor[0] += 1
-            cursor[4] += 1
-            continue
-        length = min(remaining, longest)
-        if length > budget:
-            break
-        if count == len(rows):
-            rows = np.concatenate((rows, np.empty_like(rows)))
-        rows[count, 0], rows[count, 1], rows[count, 2] = document, cursor[1], length
-        count += 1
-        budget -= length
-        cursor[2] += length
-        if policy == SPLIT and remaining > longest:
-            cursor[1] += length
-            continue
-        if policy == TRUNCATE:
-            cursor[3] += remaining - length
-        cursor[0] += 1
-        cursor[1] = 0
-    return rows[:count]
+def _grown(columns: Int64Array) -> Int64Array:
+    rows, room = columns.shape
+    larger = np.empty((rows, 2 * room), np.int64)
+    for row in range(rows):
+        larger[row, :room] = columns[row]
+    return larger
+
+
+@jit
+def _least_served(cursors: Int64Array, sizes: Int64Array) -> tuple[int, float, bool]:
+    """Of the sources whose epoch has not ended, the one with the fewest tokens for its share, the first of equals; −1
+    for none. What the next one has for its share (−1 without another), and whether the first comes before it as an
+    equal. Division is rounded exactly, so this is the same on every machine."""
+    best, second = -1, -1
+    least, limit = 0.0, -1.0
+    for source in range(len(sizes)):
+        if cursors[source, SHARE] > 0 and cursors[source, 0] < sizes[source]:
+            ratio = cursors[source, SINCE] / cursors[source, SHARE]
+            if best < 0 or ratio < least:
+                second, limit = best, least
+                best, least = source, ratio
+            elif second < 0 or ratio < limit:
+                second, limit = source, ratio
+    return best, limit if second >= 0 else -1.0, best < second

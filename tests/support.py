@@ -13,7 +13,8 @@ import pyarrow as pa
 from seqmesh.loader.batch import NumpyBatch
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.settings import LoaderSettings
-from seqmesh.loader.stream import StreamState
+from seqmesh.loader.stream import Draw, StreamState
+from seqmesh.packer.lengths import Int64Array
 from seqmesh.tools.shard_writer import write_shards
 
 VOCAB = 1000
@@ -25,10 +26,18 @@ def documents_of(lengths: Sequence[int], *, vocab: int = VOCAB, seed: int = 0) -
     return [rng.integers(0, vocab, n) for n in lengths]
 
 
-def make_set(folder: Path, lengths: Sequence[int], *, vocab: int = VOCAB, shard_tokens: int = 200) -> Path:
-    """A shard set of random documents, in several small shards."""
+def make_set(
+    folder: Path,
+    lengths: Sequence[int],
+    *,
+    vocab: int = VOCAB,
+    shard_tokens: int = 200,
+    sources: Sequence[str] | None = None,
+) -> Path:
+    """A shard set of random documents, in several small shards. sources: of each document, by default one."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_shards(folder, documents_of(lengths, vocab=vocab), vocab_size=vocab, shard_tokens=shard_tokens)
+    documents = documents_of(lengths, vocab=vocab)
+    write_shards(folder, documents, vocab_size=vocab, shard_tokens=shard_tokens, sources=sources)
     return folder
 
 
@@ -52,7 +61,7 @@ def long_tail(count: int, longest: int, *, seed: int = 0) -> list[int]:
 
 def settings_for(data: Path, **changes: Any) -> LoaderSettings:
     """Small steps over one epoch."""
-    defaults: dict[str, Any] = {"data": str(data), "tokens_per_step": 128, "capacity": 64, "epochs": 1}
+    defaults: dict[str, Any] = {"data": str(data), "tokens_per_step": 128, "capacity": 64, "epochs": 1, "seed": 0}
     return LoaderSettings(**defaults | changes)
 
 
@@ -71,6 +80,11 @@ def walk(feed: Feed, rank: int, position: Position | None = None) -> Iterator[tu
     while (delivery := feed.deliver(rank, position)) is not None:
         position = delivery.next_position
         yield position, delivery.batch
+
+
+def every_label(drawn: Draw) -> Int64Array:
+    """Supervised tokens of documents where all are, for `next_step`."""
+    return np.maximum(drawn.length - 1, 0)
 
 
 def global_batches(feed: Feed, state: StreamState | None = None) -> list[list[tuple[int, int, int]]]:

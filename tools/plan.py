@@ -53,7 +53,7 @@ def run(
     check_folders(json_path, plot)
     check_picture(plot)
     prices = prices_of(costs or CostOptions())
-    settings = make_settings({"epochs": 1} | fields | {"data": str(folder), "cost": prices.cost})
+    settings = make_settings({"epochs": 1, "seed": 0} | fields | {"data": str(folder), "cost": prices.cost})
     feed, mesh = Feed(settings), settings.mesh
     with console.status("planning ..."):
         plan, found = plan_steps(feed, mesh, prices, range(first_step, first_step + steps))
@@ -109,7 +109,7 @@ def plan_steps(feed: Feed, mesh: Mesh, prices: Prices, numbers: range) -> tuple[
 def global_batches(feed: Feed) -> Iterator[tuple[StreamState, Int64Array]]:
     """The stream's state before each step, and the lengths of the step's documents."""
     state = feed.start
-    while (drawn := draw(state, feed.shards.lengths, feed.settings)) is not None:
+    while (drawn := draw(state, feed.shards.lengths, feed.settings, feed.sources)) is not None:
         documents, after = drawn
         yield state, documents.length
         state = after

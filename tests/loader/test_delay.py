@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import Delay, LoaderSettings
+from seqmesh.loader.state import SourceState
 from seqmesh.loader.stream import StreamState, draw
 from tests.support import global_batches, long_tail, make_set, settings_for
 
@@ -23,6 +24,7 @@ Piece = tuple[int, int, int]
 def settings_of(**changes: Any) -> LoaderSettings:
     defaults: dict[str, Any] = {
         "data": "set",
+        "seed": 0,
         "tokens_per_step": 60,
         "capacity": 10,
         "epochs": 1,
@@ -72,6 +74,7 @@ def by_epoch(steps: list[list[Piece]], states: list[StreamState]) -> dict[int, C
 @given(cases(), st.integers(0, 2**40))
 def test_every_epoch_serves_what_it_does_without_delay(case: tuple[list[int], LoaderSettings], seed: int) -> None:
     lengths, settings = case
+    assert settings.tokens_per_step is not None
     steps, states = walked(StreamState(seed=seed), lengths, settings)
     plain, plain_states = walked(StreamState(seed=seed), lengths, replace(settings, delay=None))
     assert by_epoch(steps, states) == by_epoch(plain, plain_states)
@@ -102,7 +105,7 @@ def test_long_documents_come_as_many_as_are_released(case: tuple[list[int], Load
     thresholds, release = settings.delay.thresholds, settings.delay.release
     steps, states = walked(StreamState(seed=seed), lengths, replace(settings, epochs=1))
     for step, after in zip(steps, states[1:], strict=True):
-        if after.position < len(lengths) and after.epoch == 0:
+        if after.sources[0].position < len(lengths) and after.epoch == 0:
             levels = Counter(np.searchsorted(thresholds, [piece[2] for piece in step], side="right").tolist())
             assert all(count % release == 0 for level, count in levels.items() if level > 0)
 
@@ -120,7 +123,7 @@ def test_what_has_no_room_begins_the_next_step_and_what_is_left_ends_the_epoch()
     steps, states = walked(StreamState(seed=0), [9, 2, 9, 2, 9, 3, 9, 6], settings)
     assert [[document for document, _, _ in step] for step in steps] == [[1, 3, 5, 7], [0, 2, 4], [6]]
     assert states[1].waiting == (0, 0, 2, 0, 4, 0, 6, 0)
-    assert (states[1].position, states[1].epoch) == (8, 0)
+    assert (states[1].sources[0].position, states[1].epoch) == (8, 0)
     assert states[2].waiting == (6, 0)
 
 
@@ -128,7 +131,7 @@ def test_a_step_ends_before_more_are_due_than_the_next_one_is_sure_to_hold() -> 
     settings = settings_of(shuffle=False, tokens_per_step=30)
     steps, states = walked(StreamState(seed=0), [2, 3, 9, 9, 9, 9, 9, 1, 9, 1], settings)
     assert [[document for document, _, _ in step] for step in steps] == [[0, 1, 7], [2, 3, 4, 9], [5, 6, 8]]
-    assert [state.position for state in states] == [0, 8, 10, 0]
+    assert [state.sources[0].position for state in states] == [0, 8, 10, 0]
 
 
 def step_of(lengths: list[int], settings: LoaderSettings) -> list[int]:
@@ -177,14 +180,14 @@ def test_a_delay_that_does_not_fit_is_refused(thresholds: tuple[int, ...], relea
 def test_a_state_that_these_settings_do_not_make_is_refused(
     waiting: tuple[int, ...], delay: Delay | None, message: str
 ) -> None:
-    state = StreamState(seed=0, position=2, waiting=waiting)
+    state = StreamState(seed=0, sources=(SourceState(position=2),), waiting=waiting)
     with pytest.raises(ValueError, match=message):
         draw(state, np.array([9, 1, 9], np.int64), settings_of(shuffle=False, delay=delay))
 
 
 def test_half_a_place_is_no_state() -> None:
     with pytest.raises(ValueError, match="not a stream state"):
-        StreamState.from_dict(StreamState(seed=0).to_dict() | {"waiting0": 1})
+        StreamState.from_dict(StreamState(seed=0).to_dict() | {"waiting": [1]})
 
 
 def test_settings_with_a_delay_travel_as_json(tmp_path: Path) -> None:
@@ -213,7 +216,7 @@ def test_a_loader_resumes_with_what_waits(data: Path, mode: Any) -> None:
     settings = settings_for(data, max_document=40, delay=DELAY)
     with Loader(settings, rank=0, mode="inline") as loader:
         steps, states = zip(*((batch.step, loader.state_dict()) for batch in loader), strict=True)
-    number = next(n for n, state in enumerate(states) if "waiting0" in state["stream"])
+    number = next(n for n, state in enumerate(states) if state["stream"]["waiting"])
     with Loader(settings, rank=0, mode=mode) as loader:
         loader.load_state_dict(json.loads(json.dumps(states[number])))
         assert [batch.step for batch in loader] == list(steps[number + 1 :])

@@ -1,4 +1,5 @@
-from dataclasses import replace
+import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqmesh.loader.fitness import check_documents
 from seqmesh.loader.settings import LoaderSettings
-from seqmesh.loader.stream import StreamState, check_documents, draw
+from seqmesh.loader.state import SourceState
+from seqmesh.loader.stream import StreamState, draw
 from seqmesh.packer.permute import permutation, shuffle_key
+
+STATE = StreamState(seed=0).to_dict()
+SOURCE_FIELDS = [f.name for f in fields(SourceState)]
 
 
 def settings_of(**changes: Any) -> LoaderSettings:
@@ -20,6 +26,7 @@ def settings_of(**changes: Any) -> LoaderSettings:
 def expected_steps(lengths: list[int], settings: LoaderSettings, seed: int) -> list[list[tuple[int, int, int]]]:
     """The plain meaning of the settings: list all pieces of an epoch in order, then cut them into steps greedily."""
     steps: list[list[tuple[int, int, int]]] = []
+    assert settings.tokens_per_step is not None
     for epoch in range(settings.epochs or 1):
         order = (
             permutation(len(lengths), shuffle_key(seed, epoch)).tolist() if settings.shuffle else range(len(lengths))
@@ -89,7 +96,7 @@ def test_restoring_any_state_gives_the_same_tail(case: tuple[list[int], Any, boo
     settings = settings_of(overlong=overlong, shuffle=shuffle, epochs=epochs, max_document=longest)
     steps, states = walked_steps(StreamState(seed=seed), lengths, settings)
     for number, state in enumerate(states):
-        restored = StreamState.from_dict(dict(state.to_dict()))
+        restored = StreamState.from_dict(json.loads(json.dumps(state.to_dict())))
         assert walked_steps(restored, lengths, settings)[0] == steps[number:]
         assert restored.step == number
 
@@ -136,11 +143,20 @@ def test_data_that_can_not_be_served_is_refused(lengths: list[int], changes: dic
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({}, "not a stream state: needs"),
-        (StreamState(seed=0).to_dict() | {"position": -1}, "must be integers of at least 0"),
-        (StreamState(seed=0).to_dict() | {"position": 1.5}, "must be integers"),
-        (StreamState(seed=0).to_dict() | {"extra": 1}, "not a stream state"),
-        (StreamState(seed=0).to_dict() | {"version": 7}, "has version 7: this seqmesh reads 1"),
+        ([], "must be a mapping, not a list"),
+        ({}, "has version None: this seqmesh reads 2"),
+        ({"version": 2}, "not a stream state: needs"),
+        (STATE | {"seed": True}, r"\['seed'\] must be integers from 0"),
+        (STATE | {"step": 1 << 62}, r"\['step'\] must be integers from 0"),
+        (STATE | {"position": [-1]}, "position must be a list of integers from 0"),
+        (STATE | {"position": [1.5]}, "position must be a list of integers"),
+        (STATE | {"position": 0}, "position must be a list of integers"),
+        (STATE | {"position": [0, 0]}, "must have the same number of each"),
+        (STATE | {name: [] for name in SOURCE_FIELDS}, "must have the same number of each"),
+        (STATE | dict.fromkeys(SOURCE_FIELDS, [0] * 300), "must have the same number of each"),
+        (STATE | {"waiting": [1]}, "1 integers say what waits"),
+        (STATE | {"extra": 1}, r"has besides, \['extra'\]"),
+        (STATE | {"version": 7}, "has version 7: this seqmesh reads 2"),
     ],
 )
 def test_a_state_that_is_not_ours_is_refused(state: dict[str, Any], message: str) -> None:
@@ -149,7 +165,7 @@ def test_a_state_that_is_not_ours_is_refused(state: dict[str, Any], message: str
 
 
 def test_a_state_outside_the_data_is_refused() -> None:
-    state = replace(StreamState(seed=0), position=4)
+    state = StreamState(seed=0, sources=(SourceState(position=4),))
     with pytest.raises(ValueError, match=r"position 4 \(offset 0\) is outside the 3 documents"):
         draw(state, np.array([1, 2, 3], np.int64), settings_of())
 

@@ -120,3 +120,8 @@ def test_anything_else_is_refused(frame: bytes, message: str) -> None:
 def test_random_bytes_never_do_more_than_be_refused(frame: bytes) -> None:
     with pytest.raises(WireError):
         decode(frame)
+
+
+def test_numpy_numbers_do_not_slip_into_a_state() -> None:
+    with pytest.raises(TypeError, match="can not serialize"):
+        encode(hello(state={"step": np.int64(3)}))

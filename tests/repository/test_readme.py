@@ -19,7 +19,7 @@ def test_the_embedding_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     exec(example, scope)
     state = scope["state"]
     assert isinstance(state, dict)
-    assert state["stream"]["epoch"] == 1
+    assert state["stream"]["epoch"] == [1]
     assert state["stream"]["step"] >= 3
 
 
