@@ -25,7 +25,7 @@ from seqmesh.loader.errors import CreditError, LoaderError, LoaderTimeoutError, 
 from seqmesh.loader.feed import Delivery, Position
 from seqmesh.loader.handover import fetch, handover_path
 from seqmesh.loader.keys import check_keys, prove_rank
-from seqmesh.loader.reader import HEARTBEAT_SECONDS, reader_name
+from seqmesh.loader.reader import HEARTBEAT_SECONDS, MAX_UNDER_WAY, reader_name
 from seqmesh.loader.stream import StreamState
 from seqmesh.loader.wire import (
     Ack,
@@ -46,6 +46,7 @@ from seqmesh.loader.wire import (
     encode,
 )
 
+ACK_MILLISECONDS = 2  # of waiting after which an ack is sent that was not due yet
 POLL_SECONDS = 0.2  # how often a waiting rank looks whether the loader process lives
 SILENCE_SECONDS = 5.0  # several heartbeats: then hello is said again, and again after twice as long
 LINGER_MILLISECONDS = 500  # how long closing may wait for a loader to take the last messages
@@ -97,8 +98,10 @@ class Client:
         self._position: Position | None = None  # of the batch to come next; None before `subscribe`
         self._session = 0
         self._sequence = 0  # of the batch to come next
-        self._held: set[int] = set()  # batches whose blocks are still in use
+        self._held: dict[int, int] = {}  # batches whose blocks are still in use, and their bytes
         self._released: deque[int] = deque()  # those that are not any more; from whatever thread
+        self._owed = 0  # bytes let go of since the last ack
+        self._acked = 0  # batches that the last ack told of
         self._rings: dict[str, Mapping] = {}  # by name: the newest alone, views keep older ones
         self._served: Welcome | None = None  # what the loader serves: it may not change under way
         self._welcomed = False  # in this session
@@ -119,13 +122,15 @@ class Client:
     def next(self) -> Delivery | None:
         """The next batch, its arrays read-only views of its block; None after the last.
 
-        Gives back the credit of the batches that are not in use any more. Raises LoaderTimeoutError without a batch in
-        time, CreditError where batches in use hold all the credit, LoaderError where the loader reports one, WireError
-        for a batch that is not the one expected.
+        Gives back the credit of batches that are not in use any more, at the latest when it has to wait. Raises
+        LoaderTimeoutError without a batch in time, CreditError where batches in use hold all the credit, LoaderError
+        where the loader reports one, WireError for a batch that is not the one expected.
         """
         if self._ended:
             return None
-        self.give_back()
+        self._settle()
+        if self._owed > self._credit // 2 or self._sequence - self._acked > MAX_UNDER_WAY // 2:
+            self.give_back()  # before the loader waits for it; for less, a message is too dear
         message, block = self._receive(Batch, End)
         if isinstance(message, End):
             self._ended = True
@@ -144,10 +149,11 @@ class Client:
         return Delivery(batch, self._position)
 
     def give_back(self) -> None:
-        """Tell the loader what is not in use any more, if anything is new."""
-        if self._released:
-            self._settle()
-            self._send(self._ack())
+        """Tell the loader what is not in use any more."""
+        self._settle()
+        self._owed = 0
+        self._acked = self._sequence
+        self._send(Ack(session=self._session, sequence=self._sequence, held=sorted(self._held)))
 
     def close(self) -> None:
         """Leave. Takes half a second at most, also when the loader is gone; does nothing the second time. Views stay
@@ -155,7 +161,7 @@ class Client:
         if self._socket.closed:
             return
         self._settle()
-        self._send(Bye(session=self._session, held=sorted(self._held)))
+        self._send(Bye(session=self._session, sequence=self._sequence, held=sorted(self._held)))
         self._socket.disable_monitor()
         self._refusals.close(linger=0)
         self._socket.close()
@@ -180,6 +186,7 @@ class Client:
         self._welcomed = False
         self._heard = time.monotonic()
         self._settle()
+        self._owed, self._acked = 0, self._sequence
         hello = Hello(
             client=self._name,
             rank=self.rank,
@@ -195,12 +202,10 @@ class Client:
         )
         self._send(hello)
 
-    def _ack(self) -> Ack:
-        return Ack(session=self._session, sequence=self._sequence, held=sorted(self._held))
-
     def _settle(self) -> None:
+        """Take note of what was let go of since the last time."""
         while self._released:
-            self._held.discard(self._released.popleft())
+            self._owed += self._held.pop(self._released.popleft(), 0)
 
     def _send(self, message: Message) -> None:
         """Never waits: a message that a full queue does not take is lost, as it would be with a dead loader."""
@@ -212,7 +217,7 @@ class Client:
         deadline = time.monotonic() + self.timeout
         while (left := deadline - time.monotonic()) > 0:
             # First what came while the rank was computing, however long ago.
-            if not self._socket.poll(0) and not self._socket.poll(int(min(left, POLL_SECONDS) * 1000) + 1):
+            if not self._socket.poll(0) and not self._wait(left):
                 self._alive()
                 self._break_silence()
                 continue
@@ -225,6 +230,12 @@ class Client:
                 self._trouble = str(error)
                 self._hello()
         raise self._too_late()
+
+    def _wait(self, left: float) -> bool:
+        """Wait a little for a message; whether there is one. If none comes at once, the loader may wait for an ack."""
+        if self._owed and not self._socket.poll(ACK_MILLISECONDS):
+            self.give_back()
+        return bool(self._socket.poll(int(min(left, POLL_SECONDS) * 1000) + 1))
 
     def _too_late(self) -> LoaderError:
         where = f"{self._who}: no answer from the loader at {self.endpoint} within {self.timeout:g} s"
@@ -251,7 +262,7 @@ class Client:
                 raise WireError(str(error)) from error
         else:
             block = watched(check_frame(message, [frame.buffer for frame in frames]), 0, size, released)
-        self._held.add(number)
+        self._held[number] = size
         self._sequence += 1
         self._trouble = ""
         return block
@@ -286,8 +297,7 @@ class Client:
             self._hello()
             return False
         elif isinstance(message, Heartbeat):
-            self._settle()
-            self._send(self._ack())  # the loader may wait for this very ack
+            self.give_back()  # the loader may wait for an ack that was lost
         return not (isinstance(message, Batch) and message.sequence < self._sequence)  # a duplicate
 
     def _is_missing_before(self, message: Message) -> bool:

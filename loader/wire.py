@@ -138,9 +138,11 @@ class Error(Message):
 
 
 class Bye(Message):
-    """The rank is done, but still looks at the batches in `held`, and will until its process ends."""
+    """The rank is done. It has got the batches before number `sequence`, and still uses the `held`, until its process
+    ends."""
 
     session: Count
+    sequence: Count
     held: list[Count]
 
 

@@ -181,6 +181,6 @@ def test_a_full_queue_does_not_stop_a_rank_from_leaving(endpoint: str) -> None:
     client = Client(endpoint, rank=0, credit=1, timeout=1)
     begin = time.monotonic()
     for _ in range(3000):  # ZeroMQ queues 1,000 for a peer that is not there
-        client._send(Bye(held=[], session=0))
+        client._send(Bye(session=0, sequence=0, held=[]))
     client.close()
     assert time.monotonic() - begin < SECONDS

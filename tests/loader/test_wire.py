@@ -42,7 +42,7 @@ MESSAGES = [
     Unknown(session=1),
     End(session=1, sequence=2),
     Error(session=1, message="what was wrong"),
-    Bye(session=1, held=[2]),
+    Bye(session=1, sequence=3, held=[2]),
 ]
 
 
