@@ -103,7 +103,9 @@ class Loader:
         options: ServeOptions | None = None,
         log: str | Path | None = None,
     ) -> None:
-        """Raises ValueError for settings that do not fit together, LoaderError where the loader refuses."""
+        """Raises ValueError for settings that do not fit together, LoaderError where the loader refuses. Under
+        torch.distributed every rank must make one, at the same time: they agree on the endpoint, and on a seed where
+        none was set."""
         self.rank = _own_rank() if rank is None else rank
         self.wait_seconds = 0.0
         self._make = TensorMaker(torch.device(device), views=views)

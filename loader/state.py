@@ -112,6 +112,8 @@ class StreamState:
             raise ValueError(f"not a stream state: needs {sorted(names)}; it lacks, or has besides, {differing}")
         if bad := [name for name in _ONE if not _is_count(state[name])]:
             raise ValueError(f"not a stream state: {bad} must be integers from 0 to 2**62 - 1")
+        if state["window_step"] > state["step"]:
+            raise ValueError(f"not a stream state: window_step is {state['window_step']}, step only {state['step']}")
         lists = {name: _counts(name, state[name]) for name in (*_PER_SOURCE, "waiting")}
         waiting = lists.pop("waiting")
         if len({len(each) for each in lists.values()}) > 1 or not 1 <= len(lists["position"]) <= MAX_SOURCES:

@@ -13,6 +13,8 @@ from seqmesh.loader.feed import Feed
 from seqmesh.loader.order import Order
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.trainer.parallel import Ranks
+from tests.ranks import run_ranks
 from tests.serving import SECONDS, server_process
 from tests.support import global_batches, make_set, settings_for
 
@@ -77,6 +79,18 @@ def test_a_seed_that_is_not_set_is_drawn_once_shared_and_logged(data: Path, capl
         assert len([record for record in caplog.records if "drawn" in record.getMessage()]) == 1
     batches = [[document for document, _, _ in step] for step in global_batches(Feed(settings_of(data, seed=seed)))]
     assert [sorted(a + b) for a, b in zip(seen[0], seen[-1], strict=True)] == [sorted(batch) for batch in batches]
+
+
+def seed_of(ranks: Ranks, settings: LoaderSettings) -> tuple[int | None, list[list[int]]]:
+    """As on machines of their own: each rank has a loader to itself."""
+    with Loader(settings, rank=ranks.rank, mode="inline") as loader:
+        return loader.settings.seed, steps_of(loader)
+
+
+def test_ranks_on_several_machines_have_one_seed(data: Path) -> None:
+    (first, ours), (second, theirs) = run_ranks(seed_of, RANKS, settings_of(data, seed=None))
+    assert first == second
+    assert [len(set(a) | set(b)) for a, b in zip(ours, theirs, strict=True)] == [8] * 16
 
 
 def test_another_start_draws_another_seed_and_a_resumed_run_keeps_its_own(data: Path) -> None:

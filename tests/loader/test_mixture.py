@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.fitness import check_documents
-from seqmesh.loader.mixture import SHARES, Mixture, SourceOptions, WeightChange
+from seqmesh.loader.mixture import MAX_SOURCES, SHARES, Mixture, SourceOptions, WeightChange
 from seqmesh.loader.settings import LoaderSettings, make_settings
 from seqmesh.loader.shards import ShardSet
 from seqmesh.loader.sources import Sources, sources_by_code
+from seqmesh.loader.state import SourceState
 from seqmesh.loader.stream import StreamState, draw, served, start_state
+from seqmesh.loader.wire import Batch, decode, encode
 from seqmesh.packer.permute import permutation, shuffle_key
 from tests.support import make_set, settings_for
 
@@ -307,6 +309,14 @@ def test_a_state_of_other_sources_is_refused() -> None:
     state = replace(state, sources=(state.sources[0], replace(state.sources[1], position=1), state.sources[2]))
     with pytest.raises(ValueError, match=r"position 1 \(offset 0\) is outside the 1 documents of source 'b'"):
         draw(state, np.array([1, 2, 3]), mixed({"a": 1, "b": 1, "c": 1}), of_codes([0, 1, 2]))
+
+
+def test_the_states_of_as_many_sources_as_there_may_be_travel_with_a_batch() -> None:
+    dearest = SourceState(**{each.name: (1 << 62) - 1 for each in fields(SourceState)})
+    state = StreamState(seed=0, sources=(dearest,) * MAX_SOURCES).to_dict()
+    assert StreamState.from_dict(state).sources == (dearest,) * MAX_SOURCES
+    batch = Batch(session=0, sequence=0, before=state, after=state, scalars={}, lengths=[])
+    assert decode(encode(batch)[0]) == batch
 
 
 @pytest.fixture(scope="module")

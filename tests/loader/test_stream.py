@@ -154,6 +154,7 @@ def test_data_that_can_not_be_served_is_refused(lengths: list[int], changes: dic
         (STATE | {"position": [0, 0]}, "must have the same number of each"),
         (STATE | {name: [] for name in SOURCE_FIELDS}, "must have the same number of each"),
         (STATE | dict.fromkeys(SOURCE_FIELDS, [0] * 300), "must have the same number of each"),
+        (STATE | {"window_step": 1}, "window_step is 1, step only 0"),
         (STATE | {"waiting": [1]}, "1 integers say what waits"),
         (STATE | {"extra": 1}, r"has besides, \['extra'\]"),
         (STATE | {"version": 7}, "has version 7: this seqmesh reads 2"),
