@@ -9,7 +9,7 @@ inside the document before it is split over ranks, so a rank never needs a neigh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -81,9 +81,9 @@ class PackedBatch(Generic[A]):
 
     def map(self, convert: Callable[[str, A], B]) -> PackedBatch[B]:
         """The same batch with every array converted by `convert(name, array)`."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        arrays = {name: convert(name, values[name]) for name in ARRAYS}
-        return PackedBatch(**(values | arrays))
+        values: dict[str, Any] = {name: convert(name, getattr(self, name)) for name in ARRAYS}
+        values |= {name: getattr(self, name) for name in SCALARS}
+        return PackedBatch(**values)
 
 
 NumpyBatch = PackedBatch[npt.NDArray[Any]]
@@ -143,12 +143,14 @@ def block_layout(lengths: Sequence[int]) -> tuple[tuple[int, ...], int]:
 
 def arrays_in(block: Block, lengths: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
     """The ARRAYS that lie in a block, as views. Raises ValueError where the block is smaller than they need."""
-    return _arrays_at(block, lengths, *block_layout(lengths))
-
-
-def _arrays_at(block: Block, lengths: Sequence[int], starts: Sequence[int], size: int) -> dict[str, npt.NDArray[Any]]:
+    starts, size = block_layout(lengths)
     if (given := len(block)) < size:
         raise ValueError(f"the block has {given} bytes: its arrays need {size}")
+    return arrays_at(block, lengths, starts)
+
+
+def arrays_at(block: Block, lengths: Sequence[int], starts: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
+    """The same where the layout is known, and the block has been found large enough."""
     return {
         name: np.ndarray(items, dtype, block, start)
         for name, dtype, items, start in zip(ARRAYS, _DTYPES, lengths, starts, strict=True)
@@ -217,7 +219,9 @@ def fill(shards: ShardSet, outline: Outline, block: npt.NDArray[np.uint8] | None
     batch's arrays are views of it. Raises ShardError where a shard is damaged, ValueError where the block is too small.
     """
     block = np.empty(outline.nbytes, np.uint8) if block is None else block
-    arrays = _arrays_at(block, outline.lengths, outline.starts, outline.nbytes)
+    if len(block) < outline.nbytes:
+        raise ValueError(f"the block has {len(block)} bytes: its arrays need {outline.nbytes}")
+    arrays = arrays_at(block, outline.lengths, outline.starts)
     input_ids, labels, position_ids, *columns = arrays.values()
     write_segments(outline.segments, outline.members, *columns)
     documents = outline.segments[DOCUMENT]

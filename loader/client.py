@@ -19,7 +19,8 @@ from typing import Any, Literal
 
 import zmq
 
-from seqmesh.loader.arena import Block, Mapping, watched
+from seqmesh.loader.arena import Mapping, watched
+from seqmesh.loader.batch import NumpyBatch
 from seqmesh.loader.endpoint import keep_alive
 from seqmesh.loader.errors import CreditError, LoaderError, LoaderTimeoutError, WireError
 from seqmesh.loader.feed import Delivery, Position
@@ -39,11 +40,11 @@ from seqmesh.loader.wire import (
     Transport,
     Unknown,
     Welcome,
-    block_bytes,
     check_frame,
     decode,
     decode_batch,
     encode,
+    layout_of,
 )
 
 ACK_MILLISECONDS = 2  # of waiting after which an ack is sent that was not due yet
@@ -88,6 +89,7 @@ class Client:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, LINGER_MILLISECONDS)
         self._socket.setsockopt(zmq.RCVHWM, 0)  # credits limit what is queued, in bytes
+        self._socket.setsockopt(zmq.RCVTIMEO, ACK_MILLISECONDS)
         self._socket.setsockopt(zmq.IPV6, 1)
         keep_alive(self._socket, endpoint)
         if keys is not None:
@@ -95,6 +97,8 @@ class Client:
             prove_rank(self._socket, keys)
         self._refusals = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
         self._socket.connect(endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
         self._position: Position | None = None  # of the batch to come next; None before `subscribe`
         self._session = 0
         self._sequence = 0  # of the batch to come next
@@ -131,12 +135,11 @@ class Client:
         self._settle()
         if self._owed > self._credit // 2 or self._sequence - self._acked > MAX_UNDER_WAY // 2:
             self.give_back()  # before the loader waits for it; for less, a message is too dear
-        message, block = self._receive(Batch, End)
+        message, batch = self._receive(Batch, End)
         if isinstance(message, End):
             self._ended = True
             return None
-        assert isinstance(message, Batch) and self._position is not None and block is not None
-        batch = decode_batch(message, block)
+        assert isinstance(message, Batch) and self._position is not None and batch is not None
         here = self._position
         if (batch.step, batch.wave) != (here.state.step, here.wave):
             raise WireError(
@@ -212,16 +215,17 @@ class Client:
         with contextlib.suppress(zmq.Again):
             self._socket.send_multipart(encode(message), zmq.NOBLOCK)
 
-    def _receive(self, *wanted: type[Message]) -> tuple[Message, Block | None]:
-        """The next message of a wanted type, and the block of a batch."""
+    def _receive(self, *wanted: type[Message]) -> tuple[Message, NumpyBatch | None]:
+        """The next message of a wanted type, and the batch that it announces."""
         deadline = time.monotonic() + self.timeout
         while (left := deadline - time.monotonic()) > 0:
             # First what came while the rank was computing, however long ago.
-            if not self._socket.poll(0) and not self._wait(left):
-                self._alive()
-                self._break_silence()
+            if (received := self._get()) is None:
+                if not self._wait(left):
+                    self._alive()
+                    self._break_silence()
                 continue
-            header, *frames = self._socket.recv_multipart(copy=False)
+            header, *frames = received
             try:
                 message = decode(header.buffer)
                 if self._accept(message) and isinstance(message, wanted):
@@ -231,11 +235,18 @@ class Client:
                 self._hello()
         raise self._too_late()
 
+    def _get(self) -> list[zmq.Frame] | None:
+        """The next message if there is one, or comes at once."""
+        try:
+            return self._socket.recv_multipart(copy=False)
+        except zmq.Again:
+            return None
+
     def _wait(self, left: float) -> bool:
         """Wait a little for a message; whether there is one. If none comes at once, the loader may wait for an ack."""
-        if self._owed and not self._socket.poll(ACK_MILLISECONDS):
+        if self._owed:
             self.give_back()
-        return bool(self._socket.poll(int(min(left, POLL_SECONDS) * 1000) + 1))
+        return bool(self._poller.poll(int(min(left, POLL_SECONDS) * 1000) + 1))
 
     def _too_late(self) -> LoaderError:
         where = f"{self._who}: no answer from the loader at {self.endpoint} within {self.timeout:g} s"
@@ -251,9 +262,10 @@ class Client:
         waiting = f"waiting for batch {self._sequence} of session {self._session}"
         return LoaderTimeoutError(f"{where} ({waiting}{trouble}): is it running?")
 
-    def _take(self, message: Batch, frames: list[Any]) -> Block:
-        """A batch's block, which is in use from now on. Raises WireError where it is not there as announced."""
-        number, size = self._sequence, block_bytes(message)
+    def _take(self, message: Batch, frames: list[Any]) -> NumpyBatch:
+        """A batch, whose block is in use from now on. Raises WireError where it is not there as announced."""
+        number = self._sequence
+        starts, size = layout_of(message)
         released = partial(self._released.append, number)
         if message.arena:
             try:
@@ -261,11 +273,11 @@ class Client:
             except ValueError as error:
                 raise WireError(str(error)) from error
         else:
-            block = watched(check_frame(message, [frame.buffer for frame in frames]), 0, size, released)
+            block = watched(check_frame(message, [frame.buffer for frame in frames], size), 0, size, released)
         self._held[number] = size
         self._sequence += 1
         self._trouble = ""
-        return block
+        return decode_batch(message, block, starts)
 
     def _ring(self, name: str) -> Mapping:
         """The memory of this name, mapped when it is met for the first time."""

@@ -30,7 +30,7 @@ import msgpack
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from seqmesh.loader.batch import SCALARS, Block, NumpyBatch, PackedBatch, arrays_in, block_layout
+from seqmesh.loader.batch import SCALARS, Block, NumpyBatch, PackedBatch, arrays_at, block_layout
 from seqmesh.loader.errors import WireError
 
 PROTOCOL = 2
@@ -179,27 +179,27 @@ def decode(header: Any) -> Message:
         raise WireError(f"not a valid message: {error}") from error
 
 
-def block_bytes(header: Batch) -> int:
-    """Size of the block that a batch announces. Raises WireError for one that can not be."""
+def layout_of(header: Batch) -> tuple[tuple[int, ...], int]:
+    """Where the arrays of a batch begin in its block, and the block's size. Raises WireError for a batch that can not
+    be."""
     if {name: type(value) for name, value in header.scalars.items()} != SCALARS:
         raise WireError("a batch without its proper fields")
     try:
-        _, size = block_layout(header.lengths)
+        starts, size = block_layout(header.lengths)
     except ValueError as error:
         raise WireError(f"a batch of {len(header.lengths)} arrays: {error}") from error
     if size > MAX_BLOCK_BYTES:
         raise WireError(f"a batch of {size} bytes: the limit is {MAX_BLOCK_BYTES}")
-    return size
+    return starts, size
 
 
-def decode_batch(header: Batch, block: Block) -> NumpyBatch:
-    """The batch whose arrays are views of the block, which has passed `check_frame` or lies in a ring."""
-    return PackedBatch(**header.scalars, **arrays_in(block, header.lengths))  # type: ignore[arg-type]  # checked by name
+def decode_batch(header: Batch, block: Block, starts: Sequence[int]) -> NumpyBatch:
+    """The batch whose arrays are views of a block of the size that `layout_of` gave with these starts."""
+    return PackedBatch(**header.scalars, **arrays_at(block, header.lengths, starts))  # type: ignore[arg-type]  # checked
 
 
-def check_frame(header: Batch, frames: Frames) -> Any:
+def check_frame(header: Batch, frames: Frames, size: int) -> Any:
     """The block of a batch that came as a frame. Raises WireError where it is missing, cut short or damaged."""
-    size = block_bytes(header)
     if len(frames) != 1 or len(frames[0]) != size:
         raise WireError(f"a batch of {size} bytes came as {[len(frame) for frame in frames]}")
     if block_checksum(frames[0]) != header.checksum:

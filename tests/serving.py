@@ -17,7 +17,7 @@ from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.order import Order
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.stream import StreamState
-from seqmesh.loader.wire import Batch, Hello, Message, block_bytes, decode, encode
+from seqmesh.loader.wire import Batch, Hello, Message, decode, encode, layout_of
 from tests.support import walk
 
 SILENCE_SECONDS = 1.5  # shorter than the default, not to wait long
@@ -114,7 +114,7 @@ def take_batches(socket: zmq.Socket[bytes], milliseconds: int = 300) -> list[int
     while socket.poll(milliseconds):
         message = decode(socket.recv_multipart()[0])
         if isinstance(message, Batch):
-            sizes.append(block_bytes(message))
+            sizes.append(layout_of(message)[1])
     return sizes
 
 

@@ -315,7 +315,8 @@ def test_the_states_of_as_many_sources_as_there_may_be_travel_with_a_batch() -> 
     dearest = SourceState(**{each.name: (1 << 62) - 1 for each in fields(SourceState)})
     state = StreamState(seed=0, sources=(dearest,) * MAX_SOURCES).to_dict()
     assert StreamState.from_dict(state).sources == (dearest,) * MAX_SOURCES
-    batch = Batch(session=0, sequence=0, before=state, after=state, scalars={}, lengths=[])
+    place: dict[str, Any] = {"scalars": {}, "lengths": [], "arena": "", "offset": 0, "checksum": 0}
+    batch = Batch(session=0, sequence=0, after=state, **place)
     assert decode(encode(batch)[0]) == batch
 
 

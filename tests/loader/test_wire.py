@@ -22,12 +22,12 @@ from seqmesh.loader.wire import (
     Message,
     Unknown,
     Welcome,
-    block_bytes,
     block_checksum,
     check_frame,
     decode,
     decode_batch,
     encode,
+    layout_of,
 )
 from tests.serving import hello
 from tests.support import make_set, settings_for
@@ -64,7 +64,9 @@ def test_a_batch_survives_the_wire(tmp_path: Path) -> None:
     assert isinstance(header, Batch)
     assert header == sent
     frame = bytes(block)
-    received = decode_batch(header, np.frombuffer(check_frame(header, [frame]), np.uint8))
+    starts, size = layout_of(header)
+    assert (starts, size) == (draft.outline.starts, draft.nbytes)
+    received = decode_batch(header, check_frame(header, [frame], size), starts)
     assert batch_digest(received) == batch_digest(batch)
     assert received.plan == batch.plan
     for frames, message in (
@@ -74,13 +76,13 @@ def test_a_batch_survives_the_wire(tmp_path: Path) -> None:
         ([frame[:-1] + bytes([frame[-1] ^ 1])], "came damaged"),
     ):
         with pytest.raises(WireError, match=message):
-            check_frame(header, frames)
+            check_frame(header, frames, size)
     with pytest.raises(WireError, match="without its proper fields"):
-        block_bytes(header.model_copy(update={"scalars": header.scalars | {"tokens": "many"}}))
+        layout_of(header.model_copy(update={"scalars": header.scalars | {"tokens": "many"}}))
     with pytest.raises(WireError, match="a batch of 2 arrays"):
-        block_bytes(header.model_copy(update={"lengths": [1, 2]}))
+        layout_of(header.model_copy(update={"lengths": [1, 2]}))
     with pytest.raises(WireError, match="the limit is"):
-        block_bytes(header.model_copy(update={"lengths": [1 << 62, *header.lengths[1:]]}))
+        layout_of(header.model_copy(update={"lengths": [1 << 62, *header.lengths[1:]]}))
 
 
 def packed(**changes: Any) -> bytes:
