@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from seqmesh.packer.lengths import LARGEST, Int64Array, total
-from seqmesh.packer.pieces import piece_pairs, piece_rows, piece_tokens
+from seqmesh.packer.pieces import pairs_before, piece_pairs, piece_rows, piece_tokens
 
 PAIR_UNITS = 64  # fixed point: a model's cost of one pair, so that the other coefficients are good to 1/64 pair
 
@@ -59,8 +59,7 @@ class CostModel:
         dearest = longest * (self.linear + max(self.row_near, self.row_far)) + self.quadratic * pairs
         if dearest > LARGEST:  # Python's own integers: exact at any size
             raise ValueError(f"a document of {longest} tokens costs up to {dearest}, over 2**62: use a coarser unit")
-        whole = np.ones_like(lengths)
-        costs = self.linear * lengths + self.attention(lengths, whole, whole - 1)
+        costs = self.linear * lengths + self.quadratic * pairs_before(lengths, self.window)
         everything = total(costs, "costs") + int(lengths.sum()) * max(self.row_near, self.row_far)
         if everything > LARGEST:  # what one rank may come to, with the traffic of all rings
             raise ValueError(f"costs and traffic come to {everything}, over 2**62: use a coarser unit")

@@ -49,12 +49,13 @@ def plan_step(
     smallest = _smallest_rings(checked, mesh, cost)
     best: StepPlan | None = None
     tries = _tries(mesh, len(checked))
+    bound = mesh.lower_bound(checked, cost)
     good_enough = GOOD_ENOUGH if tries > FEW_TRIES else GOOD_ENOUGH_IF_LARGE
-    for assignment in islice(_candidates(checked, smallest, mesh, cost), tries):
-        plan = make_plan(checked, assignment, mesh, cost, supervised_tokens=int(learned.sum()))
+    for assignment in islice(_candidates(checked, smallest, mesh, cost, bound), tries):
+        plan = make_plan(checked, assignment, mesh, cost, supervised_tokens=int(learned.sum()), bound=bound)
         if best is None or _rating(plan) < _rating(best):
             best = plan
-        if best.makespan <= best.lower_bound + best.lower_bound // good_enough:
+        if best.makespan <= bound + bound // good_enough:
             break
     assert best is not None
     return best
@@ -79,10 +80,12 @@ def _smallest_rings(lengths: Int64Array, mesh: Mesh, cost: CostModel) -> Int64Ar
     return rings
 
 
-def _candidates(lengths: Int64Array, smallest: Int64Array, mesh: Mesh, cost: CostModel) -> Iterator[Assignment]:
+def _candidates(
+    lengths: Int64Array, smallest: Int64Array, mesh: Mesh, cost: CostModel, bound: int
+) -> Iterator[Assignment]:
     """Assignments for several ring sizes, the most promising first."""
     costs = cost.of(lengths)
-    even = mesh.lower_bound(lengths, cost) * mesh.stages  # work of a rank, whatever its stages
+    even = bound * mesh.stages  # work of a rank, whatever its stages
     if mesh.mode == "waves":
         even = -(-even * mesh.capacity * mesh.ranks // max(int(lengths.sum()), 1))  # of one wave
     widest = _widest(lengths, mesh, cost)

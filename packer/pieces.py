@@ -48,12 +48,12 @@ def piece_pairs(length: T, ring_size: T, index: T, window: int | None = None) ->
     """(query, key) pairs that causal attention computes for the queries of member `index`, exact: the token at position
     p attends to p + 1 keys, to the last `window` of them where there is one."""
     (a, b), (c, d) = piece_ranges(length, ring_size, index)
-    pairs: T = _pairs_before(b, window) - _pairs_before(a, window) + _pairs_before(d, window) - _pairs_before(c, window)
+    pairs: T = pairs_before(b, window) - pairs_before(a, window) + pairs_before(d, window) - pairs_before(c, window)
     return pairs
 
 
-def _pairs_before(position: T, window: int | None) -> T:
-    """Pairs of all queries before a position."""
+def pairs_before(position: T, window: int | None) -> T:
+    """Pairs of all queries before a position: for a document's length, all that it has."""
     if window is None:
         return position * (position + 1) // 2
     inside = np.minimum(position, window)

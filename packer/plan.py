@@ -163,9 +163,16 @@ class StepPlan:
 
 
 def make_plan(
-    lengths: Int64Array, assignment: Assignment, mesh: Mesh, cost: CostModel, *, supervised_tokens: int
+    lengths: Int64Array,
+    assignment: Assignment,
+    mesh: Mesh,
+    cost: CostModel,
+    *,
+    supervised_tokens: int,
+    bound: int | None = None,
 ) -> StepPlan:
-    """The plan of an assignment: sorted, timed and bounded. Nothing is checked, see `check_plan`."""
+    """The plan of an assignment: sorted, timed and bounded. bound: the mesh's lower bound where that is known. Nothing
+    is checked, see `check_plan`."""
     a = assignment
     narrower = int(a.rings.max(initial=0)) - a.rings[a.document]
     order = ascending_by(a.rank, a.wave, narrower, a.document)
@@ -193,7 +200,7 @@ def make_plan(
         offload=_offload(tokens, rank, wave, mesh),
         supervised_tokens=supervised_tokens,
         makespan=int(ends.max(initial=0)),
-        lower_bound=mesh.lower_bound(lengths, cost),
+        lower_bound=mesh.lower_bound(lengths, cost) if bound is None else bound,
         **columns,
     )
 
