@@ -94,10 +94,10 @@ def prepared(
     names: tuple[str, ...], shards: Path, lengths: Int64Array, folder: Path, pack: int, variants: int
 ) -> dict[str, Peer]:
     """The named peers that are installed, ready to read the set, by candidate; their formats go under `folder`.
-    variants: how many of a peer's numbers of workers are measured."""
+    variants: how many of a peer's numbers of workers are measured, the highest first."""
     corpus = folder / "corpus"
     write_corpus(shards, lengths, corpus)
-    peers = [each for name in names for each in list(_prepared(name, corpus, lengths, folder, pack))[:variants]]
+    peers = [each for name in names for each in list(_prepared(name, corpus, lengths, folder, pack))[-variants:]]
     return {peer.candidate: peer for peer in peers}
 
 
