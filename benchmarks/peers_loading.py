@@ -208,13 +208,17 @@ def grain_packs(packing: str, corpus: Corpus, pack: int, workers: int, **options
 
 
 def read_grain(corpus: Corpus, _folder: Path, pack: int, workers: int) -> Iterator[Any]:
-    for each in grain_packs("ConcatThenSplitIterDataset", corpus, pack, workers):
-        yield each["tokens"]
+    yield from map(without_padding, grain_packs("ConcatThenSplitIterDataset", corpus, pack, workers))
 
 
 def read_grain_first_fit(corpus: Corpus, _folder: Path, pack: int, workers: int) -> Iterator[Any]:
-    for each in grain_packs("FirstFitPackIterDataset", corpus, pack, workers, num_packing_bins=16):
-        yield each["tokens"][each["tokens_segment_ids"] > 0]  # without the padding
+    packs = grain_packs("FirstFitPackIterDataset", corpus, pack, workers, num_packing_bins=16)
+    yield from map(without_padding, packs)
+
+
+def without_padding(pack: dict[str, Any]) -> Any:
+    """Rows after the last document belong to segment 0."""
+    return pack["tokens"][: np.count_nonzero(pack["tokens_segment_ids"])]
 
 
 def export_streaming(corpus: Corpus, folder: Path) -> None:
@@ -366,7 +370,6 @@ RIVALS = {
         workers=(0, 1),
         gives="documents cut to fill every pack, segment ids and positions, numpy arrays, the end padded",
         read=read_grain,
-        exact=False,
         slow=True,
     ),
     "grain_first_fit": Rival(

@@ -114,10 +114,9 @@ def first(settings: LoaderSettings, job: Job, stack: ExitStack) -> Iterator[int]
 
 def resume(settings: LoaderSettings, job: Job, _stack: ExitStack) -> Iterator[int]:
     """Any document may begin a step, so any is a position."""
-    loader, documents = _inline_loader(settings), len(_planned(settings)[0].shards)
-    state = loader.state_dict() | {"wave": 0, "plan": None}
-    state["stream"]["position"] = random.Random(job.seed).randrange(documents)
-    return _resumed(loader, state)
+    loader, start = _opened(settings)
+    drawn = random.Random(job.seed).randrange(len(_planned(settings)[0].shards))
+    return _resumed(loader, start | {"stream": start["stream"] | {"position": drawn}})
 
 
 def _resumed(loader: Loader, state: dict[str, Any]) -> Iterator[int]:
@@ -202,11 +201,12 @@ def _places(settings: LoaderSettings, rank: int) -> list[tuple[Int64Array, Int64
 
 
 @cache
-def _inline_loader(settings: LoaderSettings) -> Loader:
-    """Open for the rest of this process, and its routines compiled."""
+def _opened(settings: LoaderSettings) -> tuple[Loader, dict[str, Any]]:
+    """A loader open for the rest of this process, its routines compiled, and its state at the start."""
     loader = Loader(settings, rank=0, mode="inline")
+    start = loader.state_dict()
     next(iter(loader))
-    return loader
+    return loader, start
 
 
 @cache
