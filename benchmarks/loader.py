@@ -42,6 +42,7 @@ from seqmesh.benchmarks.harness import (
 from seqmesh.benchmarks.lengths import python_documents
 from seqmesh.benchmarks.peers_loading import RIVALS
 from seqmesh.benchmarks.peers_reading import RATE, TOTAL, TRAINER, absent_rows, peer_rows, prepared
+from seqmesh.benchmarks.processes import cpu_seconds, memory_of
 from seqmesh.benchmarks.rank_jobs import (
     COPY,
     EQUAL,
@@ -66,7 +67,6 @@ VOCABULARY = 1 << 17  # ids of 32 bits, as in the loader's batches
 CAPACITY, LARGE = 1 << 17, 1 << 20  # tokens of a pack; of the first, and of the longest document
 PACKS_PER_STEP = 8
 START_SECONDS = 0.05  # from asking the ranks to their common begin
-MEGABYTE = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,27 +343,3 @@ def best_peers(case: str, rows: list[Row]) -> Results:
             )
             found.append(ratio(f"{kind}_rate_vs_best_{name}", own, best))
     return Results(ratios=tuple(found))
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU seconds that a running process has used, all threads.
-
-    Linux derives the number of a process's CPU clock from its pid in this way (see clock_getcpuclockid); it counts in
-    nanoseconds, /proc only in hundredths of a second.
-    """
-    return time.clock_gettime((~pid << 3) | 2)
-
-
-def memory_of(pid: int) -> dict[str, float]:
-    """Megabytes that a process holds, as the kernel says: anonymous memory, and its share of shared memory, which is
-    rings, and the shards where they lie in /dev/shm; none where it does not say."""
-    account = Path(f"/proc/{pid}/smaps_rollup")
-    if not account.exists():
-        return {}
-    kilobytes = {name: int(rest.split()[0]) for name, _, rest in _fields(account) if rest.endswith("kB")}
-    shared = kilobytes.get("Pss_Shmem", 0)
-    return {"anonymous": kilobytes["Anonymous"] * 1024 / MEGABYTE, "shared_memory": shared * 1024 / MEGABYTE}
-
-
-def _fields(account: Path) -> Iterator[tuple[str, str, str]]:
-    return (line.partition(":") for line in account.read_text().splitlines())

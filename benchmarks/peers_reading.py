@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from seqmesh.benchmarks.shards import mapped_ids
 from seqmesh.packer.lengths import Int64Array
 
 ENVIRONMENTS = "SEQMESH_PEERS"
+PACKAGE = Path(__file__).resolve().parents[1]
 FEWER = 8  # times fewer documents for slow peers
 LEAST_SHARE = 0.9  # of the tokens that a peer must deliver that leaves out ends
 TIMEOUT = 600.0  # seconds
@@ -122,13 +124,12 @@ def _prepared(name: str, corpus: Path, lengths: Int64Array, folder: Path, pack: 
 
 def version_of(name: str) -> str | None:
     """The version of a peer, None where it is not installed."""
-    interpreter = own_interpreter(name)
+    interpreter, package = own_interpreter(name), RIVALS[name].package
     if interpreter is None:
-        return installed_version(RIVALS[name].package)
-    try:
-        return str(answer(name, Job(rival=name, action="version"))["version"])
-    except RuntimeError:
-        return None
+        return installed_version(package)
+    asked = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
+    done = subprocess.run([str(interpreter), "-I", "-c", asked], capture_output=True, text=True, timeout=TIMEOUT)
+    return done.stdout.strip() or None
 
 
 def own_interpreter(name: str) -> Path | None:
@@ -139,27 +140,26 @@ def own_interpreter(name: str) -> Path | None:
 
 
 def answer(name: str, job: Job) -> dict[str, Any]:
-    """Run a job in the peer's process. Raises RuntimeError with the end of what it said where it fails."""
-    interpreter = own_interpreter(name) or Path(sys.executable)
-    scratch = str(Path(job.exported).parent) if job.exported else None
-    done = subprocess.run(
-        # -I: nothing of this environment or of this folder may be found by the peer
-        [str(interpreter), "-I", peers_loading.__file__, json.dumps(asdict(job))],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        env={"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", **os.environ, **_scratch(scratch)},
-    )
+    """Run a job in the peer's process. Raises RuntimeError with the end of what it said where it fails.
+
+    The process finds this package through a link in a folder of its own, where its temporary files go, too: nothing
+    else of this environment may be found by a peer's."""
+    scratch = Path(job.exported).parent
+    with TemporaryDirectory(dir=scratch) as own:
+        (Path(own) / "seqmesh").symlink_to(PACKAGE)
+        places = {"PYTHONPATH": own, "TMPDIR": own, "RAY_TMPDIR": str(scratch)}  # Ray's sockets want a short path
+        done = subprocess.run(
+            [str(own_interpreter(name) or sys.executable), "-P", "-m", peers_loading.__name__, json.dumps(asdict(job))],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            env={"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", **os.environ, **places},
+        )
     if done.returncode != 0:
         said = (done.stdout + done.stderr)[-LAST_WORDS:]
         raise RuntimeError(f"{name} ended with exit code {done.returncode} in {job.action}:\n{said}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def _scratch(folder: str | None) -> dict[str, str]:
-    """Where peers put their temporary files: they go away with the corpus."""
-    return {"TMPDIR": folder, "RAY_TMPDIR": folder} if folder else {}
 
 
 def peer_rows(case: str, peer: Peer, readings: list[Reading]) -> list[Row]:

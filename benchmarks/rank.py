@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqmesh.benchmarks.peers_loading import cpu_of_children
+from seqmesh.benchmarks.processes import cpu_of_children
 from seqmesh.benchmarks.rank_jobs import COPY, EQUAL, FIRST, GATHER, INLINE, PLAN, PROCESS, RAW, RESUME, Job, Taken
 from seqmesh.benchmarks.roofs import raw_gather
 from seqmesh.benchmarks.shards import mapped_ids

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqmesh.benchmarks import loader, peers_loading, peers_reading
+from seqmesh.benchmarks import loader, peers_reading, processes
 from seqmesh.benchmarks.harness import Results, installed_version
 from seqmesh.benchmarks.lengths import python_documents
 from seqmesh.benchmarks.loader import CAPACITY, LARGE, SHAPES, USES, Scale, case_name
-from seqmesh.benchmarks.peers_loading import RIVALS, Corpus, Job
+from seqmesh.benchmarks.peers_corpus import Corpus
+from seqmesh.benchmarks.peers_loading import RIVALS, Job
 from seqmesh.benchmarks.shards import random_shards
 from seqmesh.loader.shards import ShardSet
 
@@ -145,23 +146,23 @@ def test_an_environment_of_its_own_comes_first(tmp_path: Path, monkeypatch: pyte
 
 def test_cpu_of_children_counts_those_that_live_and_those_that_ended() -> None:
     busy = "x = 0\nfor i in range(6_000_000): x += i\nprint(1, flush=True)\ninput()"
-    before = peers_loading.cpu_of_children()
+    before = processes.cpu_of_children()
     with subprocess.Popen([sys.executable, "-c", busy], stdin=-1, stdout=-1) as child:
         assert child.stdout
         assert child.stdout.readline() == b"1\n"
-        assert child.pid in peers_loading.descendants(os.getpid())
-        alive = peers_loading.cpu_of_children() - before
+        assert child.pid in processes.descendants(os.getpid())
+        alive = processes.cpu_of_children() - before
         child.communicate(b"\n")
-    ended = peers_loading.cpu_of_children() - before
+    ended = processes.cpu_of_children() - before
     assert 0.05 < alive <= ended + 0.02
 
 
 def test_memory_is_that_of_the_process() -> None:
     if not Path("/proc/self/smaps_rollup").exists():
         pytest.skip("needs the kernel's account of a process's memory")
-    before = loader.memory_of(os.getpid())["anonymous"]
+    before = processes.memory_of(os.getpid())["anonymous"]
     held = np.ones(64 << 20, np.uint8)
-    assert 60 < loader.memory_of(os.getpid())["anonymous"] - before < 80
+    assert 60 < processes.memory_of(os.getpid())["anonymous"] - before < 80
     assert held.sum() == len(held)
-    begin, cpu = time.process_time(), loader.cpu_seconds(os.getpid())
+    begin, cpu = time.process_time(), processes.cpu_seconds(os.getpid())
     assert abs(cpu - begin) < 0.5
