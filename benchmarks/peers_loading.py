@@ -152,7 +152,6 @@ RIVALS = {
         gives="a fixed number of documents, files shuffled, numpy arrays",
         export=export_ray,
         read=read_ray,
-        slow=True,
     ),
     "torchtitan": Rival(
         package="torchtitan",
