@@ -2,7 +2,7 @@
 
 Ranks are processes of their own, which `rank.py` runs; several of them share one loader process. Every way of reading
 takes whole passes over the same set, so tokens per CPU-second compare: of all processes, and of the ranks alone, which
-is what a training process pays; wall time is there, too. `USES` says how the loader is used. Peers are measured in
+is what a training process pays; wall time is there, too. Candidates are `readings.USES`. Peers are measured in
 turns with the loader and the roofs, in processes of their own (see `peers_reading`); slow ones are given an eighth of
 the documents. A quick run measures a few of them in one way, unless others are asked for.
 
@@ -20,10 +20,9 @@ What a training step waits for the loader is `data_share` of `seqmesh bench trai
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,59 +41,32 @@ from seqmesh.benchmarks.harness import (
 from seqmesh.benchmarks.lengths import python_documents
 from seqmesh.benchmarks.peers_loading import RIVALS
 from seqmesh.benchmarks.peers_reading import RATE, TOTAL, TRAINER, absent_rows, peer_rows, prepared
-from seqmesh.benchmarks.processes import cpu_seconds, memory_of
-from seqmesh.benchmarks.rank_jobs import (
-    COPY,
-    EQUAL,
-    FIRST,
-    GATHER,
-    INLINE,
-    PLAN,
-    PROCESS,
-    RAW,
-    RESUME,
-    Job,
-    RankProcess,
+from seqmesh.benchmarks.rank_jobs import EQUAL, FIRST, GATHER, INLINE, PLAN, RAW, RESUME, RankProcess
+from seqmesh.benchmarks.readings import (
+    ALL_CPU,
+    BESIDE_PEERS,
+    CAPACITY,
+    COPIES,
+    FULL,
+    LOADER,
+    RANK_CPU,
+    SECONDS,
+    TOKENS_ONLY,
+    USES,
+    Reading,
+    Use,
+    job_of,
+    rate_row,
+    readers,
+    settings_of,
 )
 from seqmesh.benchmarks.shards import random_shards, scratch_folder
-from seqmesh.loader.process import LoaderProcess
-from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.lengths import Int64Array
 
 PEERS = tuple(RIVALS)
-QUICK_PEERS = ("torch", "litdata", "spdl")
+QUICK_PEERS = ("torch", "spdl")
 VOCABULARY = 1 << 17  # ids of 32 bits, as in the loader's batches
-CAPACITY, LARGE = 1 << 17, 1 << 20  # tokens of a pack; of the first, and of the longest document
-PACKS_PER_STEP = 8
-START_SECONDS = 0.05  # from asking the ranks to their common begin
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
-    """How a candidate reads. settings, loader: keywords of `LoaderSettings` and of `Loader`, beside those that all
-    have. passes: over the set, so that no reading is too short to time."""
-
-    way: str = PROCESS
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    loader: Mapping[str, Any] = field(default_factory=dict)
-    passes: int = 1
-
-
-LOADER, COPIES, FULL = "loader", "loader, copies", "loader, full"
-TOKENS_ONLY: dict[str, Any] = {}  # settings that leave out labels and positions
-VIEWS: dict[str, Any] = {}  # keywords of `Loader` for batches that are not copied
-USES = {
-    COPY: Use(way=COPY, passes=8),
-    RAW: Use(way=RAW, settings=TOKENS_ONLY, passes=4),
-    EQUAL: Use(way=EQUAL, settings=TOKENS_ONLY, passes=2),
-    PLAN: Use(way=PLAN, settings=TOKENS_ONLY),
-    GATHER: Use(way=GATHER, settings=TOKENS_ONLY, passes=2),
-    INLINE: Use(way=INLINE, settings=TOKENS_ONLY),
-    LOADER: Use(settings=TOKENS_ONLY, loader=VIEWS),
-    COPIES: Use(settings=TOKENS_ONLY),
-    FULL: Use(loader=VIEWS),
-}
-BESIDE_PEERS = (COPY, RAW, LOADER)
+LARGE = 1 << 20  # tokens of a large pack
 
 Shape = tuple[int, int]  # ranks, tokens of a pack
 SHAPES: dict[Shape, tuple[str, ...]] = {
@@ -103,29 +75,8 @@ SHAPES: dict[Shape, tuple[str, ...]] = {
     (2, CAPACITY): (LOADER,),
     (4, CAPACITY): (LOADER,),
 }
-WALL, ALL_CPU, RANK_CPU = "wall", "CPU", "rank CPU"
 LOADER_CPU, PLANNER_CPU = "loader CPU", "planner CPU"
 CPU_ROWS = {LOADER_CPU: LOADER, PLANNER_CPU: PLAN}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """One candidate's turn. Seconds: on the wall from the first rank's begin to the last one's end, of CPU in all
-    ranks, of CPU in the loader process and in what ranks started. megabytes: of the loader process, see `memory_of`."""
-
-    wall: float
-    rank_cpu: float
-    loader_cpu: float
-    tokens: int
-    megabytes: dict[str, float]
-
-
-SECONDS: dict[str, Callable[[Reading], float]] = {
-    WALL: lambda each: each.wall,
-    ALL_CPU: lambda each: each.rank_cpu + each.loader_cpu,
-    RANK_CPU: lambda each: each.rank_cpu,
-}
-UNITS = {WALL: "Mtok/s", ALL_CPU: RATE, RANK_CPU: RATE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +108,7 @@ def measure_set(scale: Scale, peers: tuple[str, ...]) -> Results:
     """Write a set and read it in every shape, then beside peers."""
     results = Results()
     lengths = python_documents(scale.tokens, CAPACITY)
-    with scratch_folder(32 * scale.tokens) as scratch, ExitStack() as stack:
+    with scratch_folder(8 * scale.tokens) as scratch, ExitStack() as stack:
         folder = random_shards(scratch / "set", lengths, vocab_size=VOCABULARY)
         ranks = [stack.enter_context(RankProcess()) for _ in range(max(count for count, _ in SHAPES))]
         for count, pack in SHAPES:
@@ -180,70 +131,8 @@ def reading(folder: Path, ranks: list[RankProcess], pack: int, scale: Scale) -> 
     return Results(rows=(*every, *extra, *memory), ratios=tuple(figures(rows, len(ranks))))
 
 
-def readers(
-    names: Sequence[str], folder: Path, ranks: list[RankProcess], pack: int, tokens: int, stack: ExitStack
-) -> dict[str, Callable[[], Reading]]:
-    """Candidates; those that are served alike share a loader process."""
-    loaders: dict[LoaderSettings, LoaderProcess] = {}
-    found = {}
-    for name in names:
-        settings = settings_of(USES[name], folder, len(ranks), pack)
-        if settings not in loaders:
-            loaders[settings] = stack.enter_context(LoaderProcess(settings))
-        found[name] = reader(USES[name], settings, ranks, loaders[settings], tokens)
-    return found
-
-
-def settings_of(use: Use, folder: Path, ranks: int, pack: int) -> LoaderSettings:
-    return LoaderSettings(
-        data=str(folder),
-        tokens_per_step=PACKS_PER_STEP * pack,
-        capacity=pack,
-        max_document=CAPACITY,
-        ranks=ranks,
-        epochs=1,
-        **use.settings,
-    )
-
-
-def reader(
-    use: Use, settings: LoaderSettings, ranks: list[RankProcess], loader: LoaderProcess, tokens: int
-) -> Callable[[], Reading]:
-    """A candidate: all ranks read the set at the same time. It raises RuntimeError if they miss a token or get one
-    twice: together they read the set once."""
-
-    def read() -> Reading:
-        before, start = cpu_seconds(loader.pid), time.monotonic() + START_SECONDS
-        for number, rank in enumerate(ranks):
-            job = job_of(use, settings)
-            rank.ask(replace(job, rank=number, endpoint=loader.endpoint, start=start))
-        taken = [rank.answer() for rank in ranks]
-        found = sum(each.tokens for each in taken)
-        if found != use.passes * tokens:
-            raise RuntimeError(f"{use.way}: {found} tokens came of {use.passes * tokens}")
-        return Reading(
-            wall=max(each.end for each in taken) - min(each.begin for each in taken),
-            rank_cpu=sum(each.cpu for each in taken),
-            loader_cpu=cpu_seconds(loader.pid) - before,
-            tokens=found,
-            megabytes=memory_of(loader.pid),
-        )
-
-    return read
-
-
-def job_of(use: Use, settings: LoaderSettings) -> Job:
-    return Job(way=use.way, settings=settings.to_json().decode(), passes=use.passes, loader=dict(use.loader))
-
-
 def case_name(ranks: int, pack: int) -> str:
     return f"{ranks} rank{'s' if ranks > 1 else ''}, packs of {pack}"
-
-
-def rate_row(case: str, name: str, kind: str, readings: list[Reading]) -> Row:
-    """Million tokens per second of the kind that is asked for, which is tokens per microsecond."""
-    tokens, seconds = readings[0].tokens, Spread.of([SECONDS[kind](each) for each in readings])
-    return row(case, name, seconds.rate(tokens / 1e6), UNITS[kind], tokens=tokens, microseconds=1e6 * seconds.median)
 
 
 def cpu_row(case: str, kind: str, name: str, readings: list[Reading]) -> Row:
@@ -312,7 +201,7 @@ def resuming(folder: Path, rank: RankProcess, positions: int) -> Results:
 def beside_peers(folder: Path, lengths: Int64Array, rank: RankProcess, scale: Scale, names: tuple[str, ...]) -> Results:
     """Peers in turns with the loader and the roofs, all of them on packs of CAPACITY tokens."""
     case = "beside peers"
-    with scratch_folder(32 * scale.tokens) as scratch, ExitStack() as stack:
+    with scratch_folder(24 * scale.tokens) as scratch, ExitStack() as stack:
         peers = prepared(names, folder, lengths, scratch, CAPACITY, scale.variants)
         ours = readers(BESIDE_PEERS, folder, [rank], CAPACITY, scale.tokens, stack)
         theirs = {candidate: peer.read for candidate, peer in peers.items()}

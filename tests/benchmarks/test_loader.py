@@ -14,9 +14,10 @@ import pytest
 from seqmesh.benchmarks import loader, peers_reading, processes
 from seqmesh.benchmarks.harness import Results, installed_version
 from seqmesh.benchmarks.lengths import python_documents
-from seqmesh.benchmarks.loader import CAPACITY, USES, Scale, case_name
+from seqmesh.benchmarks.loader import Scale, case_name
 from seqmesh.benchmarks.peers_corpus import Corpus
 from seqmesh.benchmarks.peers_loading import RIVALS, Job
+from seqmesh.benchmarks.readings import CAPACITY, UNITS, USES
 from seqmesh.benchmarks.shards import random_shards
 from seqmesh.loader.shards import ShardSet
 
@@ -38,7 +39,7 @@ def test_every_way_reads_the_whole_set(results: Results) -> None:
     rows = {r.name: r for r in results.rows}
     assert len(rows) == len(results.rows)
     for (ranks, pack), names in SHAPES.items():
-        for kind, unit in loader.UNITS.items():
+        for kind, unit in UNITS.items():
             for name in names:
                 found = rows[f"{case_name(ranks, pack)}, {kind}/{name}"]
                 assert found.unit == unit
