@@ -53,7 +53,8 @@ class Spread:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One candidate in one case. value: the figure in `unit`, the median of the repeats; all None for a candidate
-    that is absent, because it is not installed. counts: exact numbers that belong to it, such as bins or bytes."""
+    that is absent, because it is not installed. counts: exact numbers that belong to it, such as bins or bytes. note:
+    what a reader must know to compare it."""
 
     case: str
     candidate: str
@@ -63,6 +64,7 @@ class Row:
     low: float | None
     high: float | None
     counts: dict[str, int | float] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def name(self) -> str:
@@ -105,18 +107,19 @@ class Report:
         return json.dumps(asdict(self), indent=1, allow_nan=False).encode() + b"\n"
 
 
-def interleave(candidates: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
-    """Call every candidate once per round, in the order given, over `repeats` rounds and a warm-up round before them.
+def interleave(candidates: Mapping[str, Callable[[], T]], repeats: int, *, warm_up: bool = True) -> dict[str, list[T]]:
+    """Call every candidate once per round, in the order given, over `repeats` rounds and a warm-up round before them;
+    none before candidates that are processes of their own, which are as cold the second time.
 
     Returns what the counted calls returned, by candidate. Raises ValueError for fewer than one repeat.
     """
     if repeats < 1:
         raise ValueError(f"repeats is {repeats}: must be at least 1")
     results: dict[str, list[T]] = {name: [] for name in candidates}
-    for round_number in range(repeats + 1):
+    for round_number in range(-1 if warm_up else 0, repeats):
         for name, candidate in candidates.items():
             result = candidate()
-            if round_number > 0:
+            if round_number >= 0:
                 results[name].append(result)
     return results
 
@@ -216,7 +219,8 @@ def show(report: Report, console: Console) -> None:
     rows.add_column("counts")
     for r in report.rows:
         counts = ", ".join(f"{name} {quantity(count)}" for name, count in r.counts.items())
-        rows.add_row(r.case, r.candidate, *map(quantity, (r.value, r.low, r.high)), r.unit, counts)
+        said = "; ".join(filter(None, (counts, r.note)))
+        rows.add_row(r.case, r.candidate, *map(quantity, (r.value, r.low, r.high)), r.unit, said)
     console.print(rows)
     ratios = Table("figure", title="Ratios")
     ratios.add_column("value", justify="right")

@@ -1,203 +1,234 @@
-"""`seqmesh bench loader`: tokens from shards to torch tensors, for one rank and for two, beside a plain copy.
+"""`seqmesh bench loader`: tokens from shards to torch tensors, beside roofs of the machine and loaders of others.
 
-Ranks are processes of their own, which `rank.py` runs; with two of them one loader process serves both. Every way of
-reading takes whole passes over the same set, so tokens per second compare. Three cases for each number of ranks come
-out of the same runs: tokens per second of wall time, per CPU-second of all processes, and per CPU-second of the ranks
-alone, which is what a training process pays.
+Ranks are processes of their own, which `rank.py` runs; several of them share one loader process. Every way of reading
+takes whole passes over the same set, so tokens per CPU-second compare: of all processes, and of the ranks alone, which
+is what a training process pays; wall time is there, too. Candidates are `readings.USES`. Peers are measured in
+turns with the loader and the roofs, in processes of their own (see `peers_reading`); slow ones are given an eighth of
+the documents. A quick run measures a few of them in one way, unless others are asked for.
+
+    trainer_rate                 million tokens per CPU-second of the ranks: packs of 131,072 and 1,048,576 tokens, and
+                                 2 and 4 ranks of one machine
+    total_rate, total_rate_full  the same of rank and loader process, for tokens alone and with labels and positions
+    trainer_rate_copy_vs_copy    rank's CPU: batches that are copies, beside copies of as many bytes
+    gather_vs_roof               the loader's gather beside one memcpy for each document, shuffled
+    ..._vs_best_peer             beside the fastest peer that is installed; ..._vs_best_peer_process: that reads in a
+                                 process of its own
+
+Rows give the rest: `first_batch`, `resume`, CPU of planning and of the loader process, memory of the loader process.
+What a training step waits for the loader is `data_share` of `seqmesh bench train`.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any
 
-from seqmesh.benchmarks.harness import Results, Row, Spread, chosen_peers, interleave, ratio, row
+from seqmesh.benchmarks.harness import (
+    Ratio,
+    Results,
+    Row,
+    Spread,
+    absent,
+    chosen_peers,
+    count_ratio,
+    interleave,
+    ratio,
+    row,
+)
 from seqmesh.benchmarks.lengths import python_documents
+from seqmesh.benchmarks.peers_loading import RIVALS
+from seqmesh.benchmarks.peers_reading import RATE, TOTAL, TRAINER, absent_rows, peer_rows, prepared
+from seqmesh.benchmarks.rank_jobs import EQUAL, FIRST, GATHER, INLINE, PLAN, RAW, RESUME, RankProcess
+from seqmesh.benchmarks.readings import (
+    ALL_CPU,
+    BESIDE_PEERS,
+    CAPACITY,
+    COPIES,
+    FULL,
+    LOADER,
+    RANK_CPU,
+    SECONDS,
+    TOKENS_ONLY,
+    USES,
+    Reading,
+    Use,
+    job_of,
+    rate_row,
+    readers,
+    settings_of,
+)
 from seqmesh.benchmarks.shards import random_shards, scratch_folder
-from seqmesh.loader.process import LoaderProcess
-from seqmesh.loader.settings import LoaderSettings
+from seqmesh.packer.lengths import Int64Array
 
-PEERS: tuple[str, ...] = ()
-CAPACITY = 131_072  # tokens of a pack, and of the longest document
-PACKS_PER_STEP = 8
-COPY, SAME_FIELDS, GATHER, INLINE, PROCESS = "copy", "same fields", "gather", "inline", "process"
-WAYS = {1: (COPY, SAME_FIELDS, GATHER, INLINE, PROCESS), 2: (COPY, SAME_FIELDS, PROCESS)}
-PASSES = {
-    COPY: 16,
-    SAME_FIELDS: 4,
-    GATHER: 2,
-}  # over the set, 1 where not named: no reading should be too short to time
-WALL, CPU, RANK_CPU = "wall", "CPU", "rank CPU"
-UNITS = {WALL: "tokens/s", CPU: "tokens/CPU-s", RANK_CPU: "tokens/rank CPU-s"}
-START_SECONDS = 0.05  # from asking the ranks to their common begin
+PEERS = tuple(RIVALS)
+QUICK_PEERS = ("torch", "spdl")
+VOCABULARY = 1 << 17  # ids of 32 bits, as in the loader's batches
+LARGE = 1 << 20  # tokens of a large pack
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What a rank is asked: read the set of `settings` (LoaderSettings as JSON) in one `way`, `passes` times, as number
-    `rank` of its ranks, beginning at `start` of the machine's monotonic clock (seconds), at which all its ranks begin.
-    endpoint: of the loader process."""
-
-    way: str
-    passes: int
-    settings: str
-    rank: int
-    endpoint: str
-    start: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """What one job took. begin, end: seconds of the monotonic clock. cpu: CPU seconds of the rank, all threads."""
-
-    begin: float
-    end: float
-    cpu: float
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """One candidate's turn. Seconds: on the wall from the first rank's begin to the last one's end, of CPU in
-    all ranks, of CPU in the loader process."""
-
-    wall: float
-    rank_cpu: float
-    loader_cpu: float
-    tokens: int
-
-
-SECONDS: dict[str, Callable[[Reading], float]] = {
-    WALL: lambda each: each.wall,
-    CPU: lambda each: each.rank_cpu + each.loader_cpu,
-    RANK_CPU: lambda each: each.rank_cpu,
+Shape = tuple[int, int]  # ranks, tokens of a pack
+SHAPES: dict[Shape, tuple[str, ...]] = {
+    (1, CAPACITY): tuple(USES),
+    (1, LARGE): (LOADER, FULL),
+    (2, CAPACITY): (LOADER,),
+    (4, CAPACITY): (LOADER,),
 }
+LOADER_CPU, PLANNER_CPU = "loader CPU", "planner CPU"
+CPU_ROWS = {LOADER_CPU: LOADER, PLANNER_CPU: PLAN}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much is measured. variants: numbers of workers of each peer, from the highest. positions: that are
+    resumed from. starts: first batches."""
+
+    tokens: int
+    repeats: int
+    peer_repeats: int
+    variants: int
+    positions: int
+    starts: int
+
+
+QUICK = Scale(tokens=1 << 25, repeats=3, peer_repeats=1, variants=1, positions=9, starts=1)
+WHOLE = Scale(tokens=350_000_000, repeats=5, peer_repeats=2, variants=2, positions=33, starts=5)
 
 
 def run(*, quick: bool, against: tuple[str, ...] = ()) -> Results:
     """A set that is large enough for steady figures."""
-    chosen_peers(PEERS, against)
-    return measure_set(1 << 25, repeats=5) if quick else measure_set(1 << 27, repeats=11)
+    peers = chosen_peers(PEERS, against)
+    if quick and not against:
+        peers = QUICK_PEERS
+    return measure_set(QUICK if quick else WHOLE, peers)
 
 
-def measure_set(tokens: int, *, repeats: int) -> Results:
-    """Write a set of this many tokens and read it with one rank, then with two."""
+def measure_set(scale: Scale, peers: tuple[str, ...]) -> Results:
+    """Write a set and read it in every shape, then beside peers."""
     results = Results()
-    with scratch_folder(8 * tokens) as scratch, ExitStack() as stack:
-        folder = random_shards(scratch / "set", python_documents(tokens, CAPACITY))
-        ranks = [stack.enter_context(RankProcess()) for _ in range(max(WAYS))]
-        for count in WAYS:
-            results += reading(folder, ranks[:count], tokens, repeats)
-    return results
+    lengths = python_documents(scale.tokens, CAPACITY)
+    with scratch_folder(8 * scale.tokens) as scratch, ExitStack() as stack:
+        folder = random_shards(scratch / "set", lengths, vocab_size=VOCABULARY)
+        ranks = [stack.enter_context(RankProcess()) for _ in range(max(count for count, _ in SHAPES))]
+        for count, pack in SHAPES:
+            results += reading(folder, ranks[:count], pack, scale)
+        results += starting(folder, scale.starts) + resuming(folder, ranks[0], scale.positions)
+        return results + beside_peers(folder, lengths, ranks[0], scale, peers)
 
 
-def reading(folder: Path, ranks: list[RankProcess], tokens: int, repeats: int) -> Results:
-    """Every way of reading the set, by these ranks."""
-    settings = LoaderSettings(
-        data=str(folder),
-        tokens_per_step=PACKS_PER_STEP * CAPACITY,
-        capacity=CAPACITY,
-        ranks=len(ranks),
-        epochs=1,
-        seed=0,
-    )
-    ways = WAYS[len(ranks)]
-    with LoaderProcess(settings) as loader:
-        readings = interleave({way: reader(way, settings, ranks, loader, tokens) for way in ways}, repeats)
-    rows = {kind: {way: rate_row(way, len(ranks), kind, readings[way]) for way in ways} for kind in SECONDS}
-    every = tuple(each for by_way in rows.values() for each in by_way.values())
-    return Results(rows=every, ratios=tuple(ratio(*figure) for figure in figures(rows, len(ranks))))
+def reading(folder: Path, ranks: list[RankProcess], pack: int, scale: Scale) -> Results:
+    """Every way of reading the set in one shape."""
+    names = SHAPES[len(ranks), pack]
+    with ExitStack() as stack:
+        candidates = readers(names, folder, ranks, pack, scale.tokens, stack)
+        readings = interleave(candidates, scale.repeats)
+    case = case_name(len(ranks), pack)
+    rows = {kind: {name: rate_row(f"{case}, {kind}", name, kind, readings[name]) for name in names} for kind in SECONDS}
+    every = [each for by_name in rows.values() for each in by_name.values()]
+    extra = [cpu_row(case, kind, name, readings[name]) for kind, name in CPU_ROWS.items() if name in readings]
+    memory = list(memory_rows(case, readings[LOADER]))
+    return Results(rows=(*every, *extra, *memory), ratios=tuple(figures(rows, len(ranks))))
 
 
-def figures(rows: dict[str, dict[str, Row]], ranks: int) -> Iterator[tuple[str, Row, Row]]:
-    """Name, numerator and denominator of each figure."""
-    wall, cpu = rows[WALL], rows[CPU]
-    yield f"loader_vs_memmap_{ranks}", wall[PROCESS], wall[COPY]
-    yield f"loader_vs_same_fields_{ranks}", wall[PROCESS], wall[SAME_FIELDS]
-    yield f"loader_cpu_vs_same_fields_{ranks}", cpu[PROCESS], cpu[SAME_FIELDS]
+def case_name(ranks: int, pack: int) -> str:
+    return f"{ranks} rank{'s' if ranks > 1 else ''}, packs of {pack}"
+
+
+def cpu_row(case: str, kind: str, name: str, readings: list[Reading]) -> Row:
+    """CPU milliseconds for a million tokens."""
+    seconds = [(each.rank_cpu if kind == PLANNER_CPU else each.loader_cpu) / each.tokens for each in readings]
+    return row(f"{case}, {kind}", name, Spread.of(seconds).scaled(1e9), "CPU-ms/Mtok")
+
+
+def memory_rows(case: str, readings: list[Reading]) -> Iterator[Row]:
+    """Memory of the loader process at the end of each reading; none where the kernel does not say."""
+    if memory := readings[-1].megabytes:
+        anonymous = Spread.of([each.megabytes["anonymous"] for each in readings])
+        yield row(f"{case}, loader memory", LOADER, anonymous, "MB, anonymous", **memory)
+
+
+def figures(rows: dict[str, dict[str, Row]], ranks: int) -> Iterator[Ratio]:
+    """The figures of one shape."""
+    cpu, rank = rows[ALL_CPU], rows[RANK_CPU]
+    yield rate("trainer_rate", rank[LOADER])
     if ranks == 1:
-        yield "gather_vs_memmap", wall[GATHER], wall[COPY]
-        yield "inline_vs_memmap", wall[INLINE], wall[COPY]
+        yield rate("total_rate", cpu[LOADER])
+        yield rate("total_rate_full", cpu[FULL])
+    if COPIES in rank:
+        yield ratio("trainer_rate_copy_vs_copy", rank[COPIES], rank[EQUAL])
+        yield ratio("gather_vs_roof", rank[GATHER], rank[RAW])
+        yield ratio("inline_vs_roof", rank[INLINE], rank[RAW])
 
 
-def rate_row(way: str, ranks: int, kind: str, readings: list[Reading]) -> Row:
-    """Tokens per second of the kind that is asked for."""
-    tokens = readings[0].tokens
-    spread = Spread.of([SECONDS[kind](each) for each in readings]).rate(tokens)
-    return row(f"{ranks} rank{'s' if ranks > 1 else ''}, {kind}", way, spread, UNITS[kind], tokens=tokens)
+def rate(figure: str, of: Row) -> Ratio:
+    """Million tokens per second as a figure of its own."""
+    return count_ratio(figure, of, "tokens", "microseconds")
 
 
-def reader(
-    way: str, settings: LoaderSettings, ranks: list[RankProcess], loader: LoaderProcess, tokens: int
-) -> Callable[[], Reading]:
-    """A candidate: all ranks read the set at the same time. It raises RuntimeError if they miss a token."""
-    text, passes = settings.to_json().decode(), PASSES.get(way, 1)
-
-    def read() -> Reading:
-        before, start = cpu_seconds(loader.pid), time.monotonic() + START_SECONDS
-        for number, rank in enumerate(ranks):
-            endpoint = loader.endpoint
-            rank.ask(Job(way=way, passes=passes, settings=text, rank=number, endpoint=endpoint, start=start))
-        taken = [rank.answer() for rank in ranks]
-        found = sum(each.tokens for each in taken)
-        if found != passes * tokens:
-            raise RuntimeError(f"{way}: {found} tokens came of {passes * tokens}")
-        return Reading(
-            wall=max(each.end for each in taken) - min(each.begin for each in taken),
-            rank_cpu=sum(each.cpu for each in taken),
-            loader_cpu=cpu_seconds(loader.pid) - before,
-            tokens=found,
+def starting(folder: Path, starts: int) -> Results:
+    """The first batch of a loader that starts, in fresh processes that have imported it; the loader process imports
+    what it needs meanwhile, and that counts."""
+    use = replace(USES[LOADER], way=FIRST)
+    job = job_of(use, settings_of(use, folder, 1, CAPACITY))
+    cpu, wall = [], []
+    for _ in range(starts):
+        with RankProcess() as rank:
+            rank.ask(job)
+            taken = rank.answer()
+        cpu.append(taken.cpu + taken.children)
+        wall.append(taken.end - taken.begin)
+    return Results(
+        rows=(
+            row("first_batch, CPU", LOADER, Spread.of(cpu), "CPU-s"),
+            row("first_batch, wall", LOADER, Spread.of(wall), "s"),
         )
-
-    return read
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU seconds that a running process has used, all threads.
-
-    Linux derives the number of a process's CPU clock from its pid in this way (see clock_getcpuclockid); it counts in
-    nanoseconds, /proc only in hundredths of a second.
-    """
-    return time.clock_gettime((~pid << 3) | 2)
+    )
 
 
-class RankProcess:
-    """A running `seqmesh.benchmarks.rank`: ask it, then wait for its answer."""
+def resuming(folder: Path, rank: RankProcess, positions: int) -> Results:
+    """From `load_state_dict` to the first batch, planned and assembled, at drawn positions."""
+    use = Use(way=RESUME, settings=TOKENS_ONLY)
+    job = job_of(use, settings_of(use, folder, 1, CAPACITY))
+    found = []
+    for seed in range(positions + 1):
+        rank.ask(replace(job, seed=seed))
+        taken = rank.answer()
+        found.append(1e3 * (taken.end - taken.begin))
+    return Results(rows=(row("resume", INLINE, Spread.of(found[1:]), "ms", positions=positions),))
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "seqmesh.benchmarks.rank"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={"OMP_NUM_THREADS": "1", **os.environ},  # ranks share the machine's cores: one thread each
-        )
 
-    def ask(self, job: Job) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(job)) + "\n")
-        self._process.stdin.flush()
+def beside_peers(folder: Path, lengths: Int64Array, rank: RankProcess, scale: Scale, names: tuple[str, ...]) -> Results:
+    """Peers in turns with the loader and the roofs, all of them on packs of CAPACITY tokens."""
+    case = "beside peers"
+    with scratch_folder(24 * scale.tokens) as scratch, ExitStack() as stack:
+        peers = prepared(names, folder, lengths, scratch, CAPACITY, scale.variants)
+        ours = readers(BESIDE_PEERS, folder, [rank], CAPACITY, scale.tokens, stack)
+        theirs = {candidate: peer.read for candidate, peer in peers.items()}
+        readings: dict[str, list[Any]] = interleave({**ours, **theirs}, scale.peer_repeats, warm_up=False)
+    found = [
+        rate_row(f"{case}, {kind}", name, of, readings[name])
+        for kind, of in ((TOTAL, ALL_CPU), (TRAINER, RANK_CPU))
+        for name in ours
+    ]
+    for candidate, peer in peers.items():
+        found += peer_rows(case, peer, readings[candidate])
+    present = {peer.name for peer in peers.values()}
+    found += [each for name in names if name not in present for each in absent_rows(case, name)]
+    return Results(rows=tuple(found)) + best_peers(case, found)
 
-    def answer(self) -> Taken:
-        """Raises RuntimeError where the process ended instead; it has said why on the standard error output."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a rank ended with exit code {self._process.wait()}")
-        return Taken(**json.loads(line))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End it and wait for it."""
-        self._process.terminate()
-        self._process.communicate()
+def best_peers(case: str, rows: list[Row]) -> Results:
+    """Ours over the fastest peer, of all processes and of the trainer alone; and over the fastest that reads in a
+    process of its own, as ours does."""
+    found = []
+    for kind in (TOTAL, TRAINER):
+        of_kind = [each for each in rows if each.case == f"{case}, {kind}"]
+        (own,) = [each for each in of_kind if each.candidate == LOADER]
+        for name, least in (("peer", 0), ("peer_process", 1)):
+            peers = [each for each in of_kind if each.counts.get("workers", -1) >= least]
+            best = max(
+                peers, key=lambda each: each.value or 0.0, default=absent(f"{case}, {kind}", f"best {name}", RATE)
+            )
+            found.append(ratio(f"{kind}_rate_vs_best_{name}", own, best))
+    return Results(ratios=tuple(found))

@@ -7,14 +7,19 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from seqmesh.benchmarks.lengths import SEED
+from seqmesh.loader.manifest import read_manifest
 from seqmesh.packer.lengths import Int64Array
-from seqmesh.tools.shard_writer import write_shards
+from seqmesh.tools.shard_writer import ShardWriter
 
 SHARED_MEMORY = Path("/dev/shm")
+WRITTEN_AT_ONCE = 1_000  # documents
 
 
 @contextmanager
@@ -27,7 +32,22 @@ def scratch_folder(need: int) -> Iterator[Path]:
 
 
 def random_shards(folder: Path, lengths: Int64Array, *, vocab_size: int = 1 << 16, seed: int = SEED) -> Path:
-    """Write documents of these lengths, ids drawn evenly from the vocabulary; returns the folder."""
-    ids = np.random.default_rng(seed).integers(0, vocab_size, int(lengths.sum()), dtype=np.uint32)
-    write_shards(folder, np.split(ids, np.cumsum(lengths)[:-1]), vocab_size=vocab_size)
+    """Write documents of these lengths, ids drawn evenly from the vocabulary; returns the folder. Documents are drawn
+    and written a thousand at a time, so that a set may take more memory than there is."""
+    generator = np.random.default_rng(seed)
+    with ShardWriter(folder, vocab_size=vocab_size, tokenizer="none", eod_id=None) as writer:
+        for first in range(0, len(lengths), WRITTEN_AT_ONCE):
+            sizes = lengths[first : first + WRITTEN_AT_ONCE]
+            ids = generator.integers(0, vocab_size, int(sizes.sum()), dtype=np.uint32)
+            names = [str(first + i) for i in range(len(sizes))]
+            writer.add(ids, lengths=sizes, doc_ids=names, sources=["all"] * len(sizes))
     return folder
+
+
+def mapped_ids(folder: Path) -> Iterator[npt.NDArray[Any]]:
+    """The token ids of each record batch of a set, memory-mapped."""
+    for shard in read_manifest(folder).shards:
+        reader = pa.ipc.open_file(pa.memory_map(str(folder / shard.file)))
+        for number in range(reader.num_record_batches):
+            column: Any = reader.get_batch(number).column("input_ids")
+            yield column.values.to_numpy(zero_copy_only=True)

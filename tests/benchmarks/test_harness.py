@@ -91,7 +91,7 @@ def test_the_json_is_one_object_of_environment_rows_and_ratios() -> None:
     assert {"date", "command", "cpu", "cores", "python", "versions", "threads"} <= set(found["environment"])
     assert found["environment"]["versions"]["peer"] is None
     assert found["environment"]["versions"]["numpy"]
-    measured = {"value": 6, "unit": "things/s", "median": 6, "low": 5, "high": 7, "counts": {"bins": 11}}
+    measured = {"value": 6, "unit": "things/s", "median": 6, "low": 5, "high": 7, "counts": {"bins": 11}, "note": ""}
     assert found["rows"][0] == {"case": "case", "candidate": "ours", **measured}
     assert found["rows"][1]["value"] is None
     expected = {"figure": "figure", "value": None, "numerator": "case/ours", "denominator": "case/peer"}
