@@ -42,12 +42,12 @@ VIEWS: dict[str, Any] = {"views": True}  # keywords of `Loader` for batches that
 USES = {
     COPY: Use(way=COPY, passes=8),
     RAW: Use(way=RAW, settings=TOKENS_ONLY, passes=4),
-    EQUAL: Use(way=EQUAL, settings=TOKENS_ONLY, passes=2),
+    EQUAL: Use(way=EQUAL, passes=2),
     PLAN: Use(way=PLAN, settings=TOKENS_ONLY),
     GATHER: Use(way=GATHER, settings=TOKENS_ONLY, passes=2),
     INLINE: Use(way=INLINE, settings=TOKENS_ONLY),
     LOADER: Use(settings=TOKENS_ONLY, loader=VIEWS),
-    COPIES: Use(settings=TOKENS_ONLY),
+    COPIES: Use(),
     FULL: Use(loader=VIEWS),
 }
 BESIDE_PEERS = (COPY, RAW, LOADER)

@@ -6,13 +6,17 @@ Not yet run on a GPU.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections import deque
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqmesh.loader.arena import Block, watched
 from seqmesh.loader.batch import PackedBatch
 
 ON_DEVICE = ("input_ids", "labels", "position_ids", "cu_seqlens")  # the rest describes segments: for the host
@@ -21,12 +25,40 @@ WIDENED = ("input_ids", "labels")  # int32 on the wire, int64 for torch's embedd
 TorchBatch = PackedBatch[torch.Tensor]
 
 
+LARGE = 1 << 16  # bytes, of an array whose copy is worth memory that is warm
+SPARE_BLOCKS = 8
+
+
+class WarmMemory:
+    """Blocks of memory that are used again once no array or tensor over them is left. The system would take a large
+    block back as soon as it is free, and give it out page by page again, which costs more than the copy."""
+
+    def __init__(self) -> None:
+        self._spare: deque[Block] = deque(maxlen=SPARE_BLOCKS)  # given back from whatever thread
+
+    def empty(self, items: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """An array of this size in a spare block that is large enough and not far larger, else in a new one."""
+        size = items * np.dtype(dtype).itemsize
+        block = self._taken(size)
+        return watched(block, 0, size, partial(self._spare.append, block)).view(dtype)
+
+    def _taken(self, size: int) -> Block:
+        for _ in range(len(self._spare)):
+            with contextlib.suppress(IndexError):
+                block = self._spare.popleft()
+                if size <= len(block) <= 2 * size + LARGE:
+                    return block
+                self._spare.append(block)
+        return np.empty(size + size // 8, np.uint8)  # the next may be a little larger
+
+
 class TensorMaker:
     """Turns the arrays of batches into tensors for one device, see `Loader` for `views`."""
 
     def __init__(self, device: torch.device, *, views: bool) -> None:
         self.device = device
         self._views = views
+        self._memory = WarmMemory()
         if views:
             _silence_the_warning()
 
@@ -37,7 +69,10 @@ class TensorMaker:
             return sent.to(torch.int64) if name in WIDENED else sent
         if self._views:
             return torch.from_numpy(array)
-        return torch.from_numpy(array.astype(np.int64) if name in WIDENED else array.copy())
+        dtype = np.int64 if name in WIDENED else array.dtype
+        copy = self._memory.empty(len(array), dtype) if array.nbytes >= LARGE else np.empty(len(array), dtype)
+        copy[:] = array
+        return torch.from_numpy(copy)
 
 
 def _pinned(array: npt.NDArray[Any]) -> torch.Tensor:
