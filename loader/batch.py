@@ -216,9 +216,17 @@ def outline(step: Step, rank: int, wave: int, settings: LoaderSettings, *, next_
 
 def fill(shards: ShardSet, outline: Outline, block: npt.NDArray[np.uint8] | None = None) -> NumpyBatch:
     """Gather a micro-batch from the shards into `block`: at least `outline.nbytes` bytes, by default new ones. The
-    batch's arrays are views of it. Raises ShardError where a shard is damaged, ValueError where the block is too small.
-    """
-    block = np.empty(outline.nbytes, np.uint8) if block is None else block
+    batch's arrays are views of it. Raises as `write` does."""
+    fields: dict[str, Any] = {
+        **write(shards, outline, np.empty(outline.nbytes, np.uint8) if block is None else block),
+        **outline.scalars,
+    }
+    return PackedBatch(**fields)
+
+
+def write(shards: ShardSet, outline: Outline, block: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
+    """Gather the arrays of a micro-batch into `block`. Raises ShardError where a shard is damaged, ValueError where the
+    block is too small."""
     if len(block) < outline.nbytes:
         raise ValueError(f"the block has {len(block)} bytes: its arrays need {outline.nbytes}")
     arrays = arrays_at(block, outline.lengths, outline.starts)
@@ -236,5 +244,4 @@ def fill(shards: ShardSet, outline: Outline, block: npt.NDArray[np.uint8] | None
         )
     if len(labels) and (spans := shards.spans(documents)) is not None:
         mask_labels(outline.segments, spans.address, spans.count, labels)
-    fields: dict[str, Any] = arrays | outline.scalars
-    return PackedBatch(**fields)
+    return arrays

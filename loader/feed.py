@@ -7,6 +7,8 @@ so that the ranks of one machine share a plan.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,19 +17,23 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from seqmesh.loader.batch import NumpyBatch, Outline, fill, outline
+from seqmesh.loader.batch import NumpyBatch, Outline, fill, outline, write
+from seqmesh.loader.counters import Counters
 from seqmesh.loader.fitness import check_documents
+from seqmesh.loader.mixture import SHARES
 from seqmesh.loader.planner import Step, next_step
 from seqmesh.loader.rows import Window, plan_window
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.shards import ShardSet
 from seqmesh.loader.sources import one_source, sources_by_code
-from seqmesh.loader.stream import Draw, StreamState, start_state
+from seqmesh.loader.stream import Draw, StreamState, served, start_state
 from seqmesh.loader.supervised import supervised_counts
 from seqmesh.packer.lengths import Int64Array
 
 REMEMBERED_STEPS = 4
 REMEMBERED_WINDOWS = 2
+
+log = logging.getLogger("seqmesh.loader")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +75,18 @@ class Draft:
         """Gather the batch, see `batch.fill`. May be called again: for another block, say."""
         return fill(self.shards, self.outline, block)
 
+    def write(self, block: npt.NDArray[np.uint8]) -> None:
+        """Gather the batch into a block, for somebody else to read."""
+        write(self.shards, self.outline, block)
+
 
 class Feed:
     """Opens the data and serves it. Raises what `ShardSet` and `check_documents` raise. settings: with a seed and an
-    absolute folder, see `LoaderSettings.resolved`."""
+    absolute folder, see `LoaderSettings.resolved`. counters: what was planned is counted there."""
 
-    def __init__(self, settings: LoaderSettings) -> None:
+    def __init__(self, settings: LoaderSettings, counters: Counters | None = None) -> None:
         settings.check_mesh()
+        self.counters = counters or Counters()
         self.settings = settings = settings.resolved()
         self.shards = ShardSet(settings.data)
         if settings.verify:
@@ -112,12 +123,33 @@ class Feed:
     def step(self, state: StreamState) -> Step | None:
         """The step that begins at `state`; None at the end."""
         if state not in self._steps:
+            begin = time.perf_counter()
             self._steps[state] = next_step(
                 state, self.shards.lengths, self._learned, self.settings, self.sources, window_at=self._window_at
             )
+            self._note_planned(self._steps[state], time.perf_counter() - begin)
             if len(self._steps) > REMEMBERED_STEPS:
                 self._steps.popitem(last=False)
         return self._steps[state]
+
+    def _note_planned(self, step: Step | None, seconds: float) -> None:
+        self.counters.plan_seconds += seconds
+        if step is not None:
+            self.counters.planned_steps += 1
+            self.counters.planned_tokens += step.plan.tokens
+            self.counters.step = step.before.step
+            self.counters.served = served(step.after, self.sources.names)
+            self._note_shares(step)
+
+    def _note_shares(self, step: Step) -> None:
+        """Say so where other weights are in effect from a step on."""
+        before, after = ([source.share for source in state.sources] for state in (step.before, step.after))
+        if self.settings.mixture is not None and before != after:
+            names = self.sources.names
+            parts = ", ".join(f"{name} {share / SHARES:.4g}" for name, share in zip(names, after, strict=True))
+            log.info(
+                "from step %d on: %s; tokens served before: %s", step.before.step, parts, served(step.before, names)
+            )
 
     def deliver(self, rank: int, position: Position) -> Delivery | None:
         """The batch at a position; None at the end of the last epoch. Raises what `draft` raises, and ShardError for a

@@ -73,9 +73,9 @@ def serve(
     """
     options = options or ServeOptions()
     check_endpoint(endpoint, keys=options.keys)
-    feed = Feed(settings)
-    feed.deliver(0, Position(feed.start))  # compiles what is not in the cache before a rank waits for it
     counters = Counters()
+    feed = Feed(settings, counters)
+    feed.deliver(0, Position(feed.start))  # compiles what is not in the cache before a rank waits for it
     with _signals() as signals, contextlib.ExitStack() as stack:
         ended = _take_turn(endpoint, stack, [signals, *until], options, standing_by)
         if ended is not None:
@@ -84,7 +84,7 @@ def serve(
         handover = stack.enter_context(handing_over(endpoint))
         stack.enter_context(exposing(options.metrics, counters))
         try:
-            service = Service(feed, socket, handover, counters=counters, poison=options.poison)
+            service = Service(feed, socket, handover, poison=options.poison)
             return service.run(ready=ready, until=[signals, *until])
         except Exception as error:
             log.exception("failed while serving: %r", error)
@@ -110,7 +110,7 @@ def _take_turn(
             stack.enter_context(claim.acquire(blocking=False))
             return None
         if not options.standby:
-            raise OSError(f"{endpoint} can not be bound: another loader serves there")
+            raise OSError(f"{endpoint} can not be bound: another process listens there")
         if not waiting:
             waiting = True
             standing_by()

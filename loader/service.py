@@ -17,7 +17,6 @@ import numpy as np
 import zmq
 
 from seqmesh.loader.arena import Block, Ring, Slot
-from seqmesh.loader.counters import Counters
 from seqmesh.loader.errors import LoaderError, WireError
 from seqmesh.loader.feed import Draft, Feed, Position
 from seqmesh.loader.handover import Handover
@@ -49,7 +48,7 @@ class Service:
     """Serves the ranks of one job over a bound ROUTER socket; `run` is its loop.
 
     handover: where ranks get the memory of their rings; None: all blocks travel as frames. poison: overwrite recycled
-    slots, so that whoever still reads one finds out. counters: what was done so far.
+    slots, so that whoever still reads one finds out.
     """
 
     def __init__(
@@ -58,14 +57,13 @@ class Service:
         socket: zmq.Socket[bytes],
         handover: Handover | None = None,
         *,
-        counters: Counters | None = None,
         poison: bool = False,
     ) -> None:
         self.feed = feed
         self.socket = socket
         self.handover = handover
         self.job = secrets.token_hex(8)
-        self.counters = counters or Counters()
+        self.counters = feed.counters
         self._poison = poison
         self._readers: dict[bytes, Reader] = {}
         self._left: list[Reader] = []  # served no longer, but their processes may still look at slots
@@ -359,7 +357,7 @@ class Service:
         """Gather a batch into a block, by default a new one."""
         block = np.empty(draft.nbytes, np.uint8) if block is None else block
         begin = time.perf_counter()
-        draft.fill(block)
+        draft.write(block)
         self.counters.read_seconds += time.perf_counter() - begin
         self.counters.read_batches += 1
         self.counters.read_tokens += draft.tokens

@@ -189,22 +189,38 @@ def plan(
 
 @app.command()
 def serve(
-    data: Annotated[Path, typer.Argument(help="A shard set.")],
-    tokens_per_step: Annotated[int, typer.Option(help="Most tokens of a global batch.")],
-    capacity: Annotated[int, typer.Option(help="Most tokens of a micro-batch on one rank.")],
-    ranks: Annotated[int, typer.Option(help="Ranks to spread a global batch over.")] = 1,
+    data: Annotated[Path | None, typer.Argument(help="A shard set (default: the one that the settings name).")] = None,
+    settings: Annotated[
+        Path | None, typer.Option(help="A YAML file of loader settings, see docs/loader.md; options go before it.")
+    ] = None,
+    tokens_per_step: Annotated[int | None, typer.Option(help="Most tokens of a global batch.")] = None,
+    capacity: Annotated[int | None, typer.Option(help="Most tokens of a micro-batch on one rank.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Ranks to spread a global batch over (default: 1).")] = None,
     max_document: Annotated[int | None, typer.Option(help="Most tokens of a document (default: the capacity).")] = None,
-    overlong: Annotated[Overlong, typer.Option(help="What happens to longer documents.")] = "error",
+    overlong: Annotated[
+        Overlong | None, typer.Option(help="What happens to longer documents (default: error).")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data (default: no end).")] = None,
-    seed: Annotated[int, typer.Option(help="Of the order of documents.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Of the order of documents (default: 0).")] = None,
     endpoint: Annotated[str | None, typer.Option(help="Where to listen (default: a private ipc:// socket).")] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="A folder of `seqmesh keys`, for an address that other machines reach.")
+    ] = None,
+    standby: Annotated[bool, typer.Option("--standby", help="Take over when the loader at the endpoint ends.")] = False,
+    metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus.")] = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
+    poison: Annotated[bool, typer.Option("--poison", help="Overwrite recycled slots, to find who reads them.")] = False,
 ) -> None:
     """Run a loader process in the foreground, for Loader(endpoint=...)."""
+    from seqmesh.loader.order import ServeOptions
     from seqmesh.tools import serve as command
 
     command.run(
+        file=settings,
         endpoint=endpoint,
-        data=str(data),
+        options=ServeOptions(standby=standby, keys=str(keys) if keys else None, metrics=metrics, poison=poison),
+        log_json=log_json,
+        data=str(data) if data else None,
         tokens_per_step=tokens_per_step,
         capacity=capacity,
         ranks=ranks,
@@ -213,6 +229,19 @@ def serve(
         epochs=epochs,
         seed=seed,
     )
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="A new folder, to be copied to every machine of the job.")],
+) -> None:
+    """Make keys for loaders and ranks on different machines: what is sent is encrypted, and strangers are refused."""
+    from seqmesh.loader.keys import create_keys
+
+    create_keys(folder)
+    typer.echo(f"wrote {folder}: copy it to every machine, readable by its user alone (scp -p)")
+    typer.echo(f"  seqmesh serve ... --endpoint tcp://HOST:PORT --keys {folder}")
+    typer.echo(f'  Loader(endpoint="tcp://HOST:PORT", keys="{folder}", rank=...)')
 
 
 @app.command()

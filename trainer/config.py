@@ -56,6 +56,8 @@ class TrainConfig:
             raise ValueError(f"timeout is {self.timeout}: must be over 0 seconds")
         if self.loader.ranks != 1 or self.loader.cost is not None:
             raise ValueError("loader.ranks and loader.cost are set by the trainer: leave them out")
+        if missing := {"labels", "position_ids"} - set(self.loader.fields):
+            raise ValueError(f"loader.fields leaves out {', '.join(sorted(missing))}: the trainer needs them")
 
     def cost_model(self) -> CostModel:
         """What ranks are balanced by. Raises as `read_cost` does."""
