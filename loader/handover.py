@@ -47,17 +47,20 @@ class Handover:
         if descriptor == self.listener.fileno():
             self._accept()
             return None
+        process = -1
         with self._pending.pop(descriptor) as connection:
             try:
                 name = connection.recv(MAX_NAME).decode(errors="replace")
                 found = find(name)
-                process = _process_of(connection) if found else -1
                 if found is None:
                     connection.send(b"unknown")
                     return None
+                process = _process_of(connection)
                 socket.send_fds(connection, [str(found[1]).encode()], [found[0]])
                 return name, process
             except OSError:  # it is gone
+                if process >= 0:
+                    os.close(process)
                 return None
 
     def _accept(self) -> None:
