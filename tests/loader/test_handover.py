@@ -87,6 +87,7 @@ def test_the_descriptor_that_arrives_is_of_the_same_memory(
     found = fetch(handed[0].path, arena.name, SECONDS)
     assert found is not None
     assert os.fstat(found[0]).st_ino == os.fstat(arena.descriptor).st_ino
+    assert not os.get_inheritable(found[0])
     mapping = Mapping(*found)
     assert mapping.size == SIZE
     assert bytes(mapping.block(0, 5, lambda: None)) == b"hello"
