@@ -320,16 +320,17 @@ class Service:
 
     def _send_shared(self, reader: Reader) -> bool:
         """Send the slot that another peer has had filled, or fill one. A batch for which there is no room though
-        nothing is under way goes as a frame: it is larger than the ring, or others hold all of that."""
+        the rank has got all before it goes as a frame: it is larger than the ring, or than what is free in one piece
+        while this rank and others hold the rest."""
         ring = self._ring(reader.rank)
         slot = ring.find(reader.position)
         if slot is None:
             if (draft := self._draft(reader)) is None:
                 return False
             awaited = self._behind(reader)
-            slot = ring.make(reader.position, draft.nbytes, awaited=awaited, urgent=not reader.under_way)
+            slot = ring.make(reader.position, draft.nbytes, awaited=awaited, urgent=reader.has_all)
             if slot is None:
-                return not reader.under_way and self._send_frame(reader)
+                return reader.has_all and self._send_frame(reader)
             self._fill(slot, draft)
         draft = slot.content
         if not reader.may_send(slot.size):

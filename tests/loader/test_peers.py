@@ -1,0 +1,192 @@
+"""Peers, the processes of one rank: the same batches, gathered once, from one memory, whoever of them is slow or dies.
+
+A loader in a thread of this process, so that its counters and slots can be looked into.
+"""
+
+import contextlib
+import random
+import re
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqmesh.loader.batch import batch_digest
+from seqmesh.loader.client import Client
+from seqmesh.loader.feed import Feed, Position
+from seqmesh.loader.service import Service
+from seqmesh.loader.settings import LoaderSettings
+from tests.serving import SECONDS, RankProcess, digests_inline, service_thread, take, wait_until
+from tests.support import long_tail, make_set, settings_for
+
+LARGE = 1 << 20  # bytes of credit: for all batches at once
+SMALL = 4096  # for two or three; a ring of one page
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> LoaderSettings:
+    data = make_set(tmp_path_factory.mktemp("set"), long_tail(200, 40))
+    return settings_for(data, ranks=2, capacity=48).resolved()
+
+
+@pytest.fixture(scope="module")
+def start(settings: LoaderSettings) -> Position:
+    return Position(Feed(settings).start)
+
+
+@pytest.fixture(scope="module")
+def every(settings: LoaderSettings) -> list[str]:
+    return digests_inline(settings, 0)
+
+
+@pytest.fixture
+def service(settings: LoaderSettings, tmp_path: Path) -> Iterator[Service]:
+    with service_thread(settings, f"ipc://{tmp_path}/loader") as service:
+        yield service
+
+
+@pytest.fixture
+def endpoint(service: Service) -> str:
+    assert service.handover is not None
+    return "ipc://" + service.handover.path.removesuffix(".rings")
+
+
+@contextlib.contextmanager
+def peers_at(
+    endpoint: str, position: Position, credits: Sequence[int], *, rank: int = 0, timeout: float = SECONDS
+) -> Iterator[list[Client]]:
+    """As many peers as there are credits, at a position."""
+    count = len(credits)
+    clients = [
+        Client(endpoint, rank=rank, peer=peer, peers=count, credit=credit, timeout=timeout, transport="shm")
+        for peer, credit in enumerate(credits)
+    ]
+    try:
+        for client in clients:
+            client.subscribe(position)
+        yield clients
+    finally:
+        for client in clients:
+            client.close()
+
+
+def slots_of(service: Service, rank: int = 0) -> list[Any]:
+    return list(service._rings[rank]._slots.values())
+
+
+def walk_with_views(client: Client) -> list[str]:
+    """Read to the end as a `for` loop does: each batch is in use while the next is waited for."""
+    digests, delivery = [], client.next()
+    while delivery is not None:
+        digests.append(batch_digest(delivery.batch))
+        delivery = client.next()
+    return digests
+
+
+def test_three_peers_get_the_same_batches_which_are_gathered_once(
+    service: Service, endpoint: str, start: Position, every: list[str]
+) -> None:
+    with peers_at(endpoint, start, [LARGE] * 3) as clients:
+        taken: list[list[str]] = [[], [], []]
+        order = [peer for peer in range(3) for _ in every]
+        random.Random(5).shuffle(order)
+        for peer in order:
+            taken[peer] += take(clients[peer], 1)
+        assert taken == [every] * 3
+        assert service.counters.read_batches == len(every)
+        assert service.counters.ranks[0].sent == 3 * len(every)
+        (name,) = {name for client in clients for name in client._rings}
+        assert service._find_arena(f"{name} x") is not None
+        lines = re.findall(r"^\S+ (\S+) \S+ (\S+ \d+) +/memfd:seqmesh-ring", Path("/proc/self/maps").read_text(), re.M)
+        assert sorted(protection for protection, _ in lines) == ["r--s"] * 3 + ["rw-s"]
+        assert len({memory for _, memory in lines}) == 1
+        for client in clients:
+            client.give_back()
+        wait_until(lambda: not slots_of(service))
+
+
+def test_a_small_ring_is_enough_for_peers_that_go_side_by_side(
+    service: Service, endpoint: str, start: Position, every: list[str]
+) -> None:
+    with peers_at(endpoint, start, [SMALL] * 3) as clients:
+        for digest in every:
+            assert [take(client, 1) for client in clients] == [[digest]] * 3
+    # Rarely, a peer that was quick has the others' next one given up.
+    assert service.counters.read_batches < 1.5 * len(every)
+
+
+def test_peers_of_two_ranks_do_not_share(
+    settings: LoaderSettings, endpoint: str, start: Position, every: list[str]
+) -> None:
+    with peers_at(endpoint, start, [SMALL] * 2) as ours, peers_at(endpoint, start, [SMALL] * 2, rank=1) as others:
+        assert [take(client) for client in others] == [digests_inline(settings, 1)] * 2
+        assert [take(client) for client in ours] == [every] * 2
+
+
+@pytest.mark.parametrize("credits", [[LARGE, SMALL, 1], [1, LARGE, SMALL], [1, 1, 1]])
+def test_peers_may_give_different_credit(
+    service: Service, endpoint: str, start: Position, every: list[str], credits: list[int]
+) -> None:
+    with peers_at(endpoint, start, credits) as clients:
+        taken: list[list[str]] = [[], [], []]
+        for number in range(3 * len(every)):
+            taken[number % 3] += take(clients[number % 3], 1)
+        assert taken == [every] * 3
+    wait_until(lambda: not slots_of(service))
+
+
+@pytest.mark.parametrize("walk", [take, walk_with_views], ids=["copies", "views"])
+def test_a_late_peer_begins_where_it_wants_to(
+    service: Service, endpoint: str, start: Position, every: list[str], walk: Callable[[Client], list[str]]
+) -> None:
+    first, late = (Client(endpoint, rank=0, peer=n, peers=2, credit=SMALL, timeout=SECONDS) for n in range(2))
+    first.subscribe(start)
+    assert walk(first) == every
+    late.subscribe(start)
+    assert walk(late) == every
+    first.close()
+    late.close()
+    wait_until(lambda: not slots_of(service))
+
+
+@pytest.mark.parametrize(
+    ("fault", "keeps", "walk"),
+    [
+        (signal.SIGKILL, True, walk_with_views),
+        (signal.SIGKILL, False, take),
+        (signal.SIGSTOP, True, walk_with_views),
+        (signal.SIGSTOP, False, take),
+    ],
+    ids=["killed", "killed, copies", "stopped", "stopped, copies"],
+)
+def test_a_dead_or_stopped_peer_keeps_nobody_waiting(
+    service: Service,
+    endpoint: str,
+    start: Position,
+    every: list[str],
+    fault: signal.Signals,
+    keeps: bool,
+    walk: Callable[[Client], list[str]],
+) -> None:
+    with (
+        RankProcess(endpoint, 0, start, peer=2, peers=3, credit=SMALL, keeps=keeps) as other,
+        peers_at(endpoint, start, [SMALL] * 3) as clients,
+    ):
+        clients.pop().close()  # its place is the other process's
+        assert other.take(1) == every[:1]
+        other.process.send_signal(fault)
+        taken = [walk(client) for client in clients]
+        assert taken == [every] * 2
+        if fault == signal.SIGSTOP:
+            assert slots_of(service)
+            other.process.send_signal(signal.SIGCONT)
+            if not keeps:
+                assert other.take(len(every) - 1) == every[1:]
+        other.process.kill()
+        successor = Client(endpoint, rank=0, peer=2, peers=3, credit=SMALL, timeout=SECONDS)
+        successor.subscribe(other.position)
+        assert walk(successor) == every[len(every) if fault == signal.SIGSTOP and not keeps else 1 :]
+        successor.close()
+    wait_until(lambda: not slots_of(service) and not service._readers and not service._left)
