@@ -91,7 +91,8 @@ class Service:
             if ended := ready.intersection(until):
                 return next(descriptor for descriptor in until if descriptor in ended)
             self._hear()
-            self._notice(descriptor for descriptor in ready if descriptor is not self.socket)
+            # Of one that has said good-bye just now nothing is to be noticed any more.
+            self._notice([each for each in ready if each is not self.socket and each in self._poller])
             busy = self._serve()
             self._beat()
 

@@ -7,6 +7,8 @@ import contextlib
 import random
 import re
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 
 from seqmesh.loader.batch import batch_digest
 from seqmesh.loader.client import Client
-from seqmesh.loader.feed import Feed, Position
+from seqmesh.loader.feed import Draft, Feed, Position
 from seqmesh.loader.service import Service
 from seqmesh.loader.settings import LoaderSettings
 from tests.serving import SECONDS, RankProcess, digests_inline, service_thread, take, wait_until
@@ -190,3 +192,30 @@ def test_a_dead_or_stopped_peer_keeps_nobody_waiting(
         assert walk(successor) == every[len(every) if fault == signal.SIGSTOP and not keeps else 1 :]
         successor.close()
     wait_until(lambda: not slots_of(service) and not service._readers and not service._left)
+
+
+def test_a_process_that_leaves_and_ends_at_once_is_buried_once(
+    service: Service, endpoint: str, start: Position, every: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loader, busy meanwhile, learns of its good-bye and of its end in the same moment."""
+    busy, go_on, draft = threading.Event(), threading.Event(), service.feed.draft
+
+    def slow(rank: int, position: Position) -> Draft | None:
+        busy.set()
+        assert go_on.wait(SECONDS)
+        return draft(rank, position)
+
+    # It is owed nothing when it leaves: one batch is all its credit.
+    with RankProcess(endpoint, 1, start, credit=1) as leaving, peers_at(endpoint, start, [0]) as (client,):
+        leaving.take(1)
+        wait_until(lambda: any(reader.pidfd >= 0 for reader in service._readers.values()))
+        monkeypatch.setattr(service.feed, "draft", slow)
+        client._credit = SMALL
+        client.subscribe(start)
+        assert busy.wait(SECONDS)
+        assert leaving.process.stdin is not None
+        leaving.process.stdin.close()
+        assert leaving.process.wait(SECONDS) == 0
+        time.sleep(0.2)  # until the good-bye has come
+        go_on.set()
+        assert take(client) == every
