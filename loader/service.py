@@ -195,18 +195,20 @@ class Service:
 
     def _reader(self, identity: bytes, hello: Hello, position: Position) -> Reader:
         """The reader of this client. Another client that reads as the same rank is replaced: it hardly lives to hear
-        it. One that comes back under another connection goes on."""
+        it. One that comes back, under another connection or after it was sent away, goes on: its process is known."""
+        place = hello.rank, hello.peer
+        known = (each for each in (*self._readers.values(), *self._left) if each.client == hello.client)
+        reader = next((each for each in known if (each.rank, each.peer) == place), None)
         for other in list(self._readers.values()):
-            if other.client == hello.client and (other.rank, other.peer) == (hello.rank, hello.peer):
+            if other is reader:
                 del self._readers[other.identity]
-                other.identity = identity
-                self._readers[identity] = other
-                return other
-            if (other.rank, other.peer) == (hello.rank, hello.peer):
+            elif (other.rank, other.peer) == place:
                 self._drop(other, "another process reads as this rank now")
             elif other.identity == identity:
                 self._leave(other)
-        reader = Reader(
+        if reader in self._left:
+            self._left.remove(reader)
+        reader = reader or Reader(
             identity=identity,
             client=hello.client,
             rank=hello.rank,
@@ -219,6 +221,7 @@ class Service:
             position=position,
             limit=hello.credit,
         )
+        reader.identity = identity
         self._ring(hello.rank).expect(hello.peer)
         self._readers[identity] = reader
         return reader

@@ -17,7 +17,8 @@ import pytest
 
 from seqmesh.loader.batch import batch_digest
 from seqmesh.loader.client import Client
-from seqmesh.loader.feed import Draft, Feed, Position
+from seqmesh.loader.errors import LoaderError
+from seqmesh.loader.feed import Delivery, Draft, Feed, Position
 from seqmesh.loader.service import Service
 from seqmesh.loader.settings import LoaderSettings
 from tests.serving import SECONDS, RankProcess, digests_inline, service_thread, take, wait_until
@@ -219,3 +220,42 @@ def test_a_process_that_leaves_and_ends_at_once_is_buried_once(
         time.sleep(0.2)  # until the good-bye has come
         go_on.set()
         assert take(client) == every
+
+
+def test_views_stay_when_a_client_comes_back_that_was_sent_away(
+    endpoint: str, start: Position, every: list[str]
+) -> None:
+    """It has the ring already, and fetches it no more: that its process lives must still be known."""
+    client = Client(endpoint, rank=0, credit=2 * SMALL, timeout=SECONDS)
+    kept, position = list[Delivery](), start
+    for number in range(4):
+        client.subscribe(position)
+        delivery = client.next()
+        assert delivery is not None
+        kept.append(delivery)
+        position = delivery.next_position
+        if number < 3:
+            with pytest.raises(LoaderError, match="wave is 99"):
+                client.subscribe(Position(start.state, 99))
+                client.next()
+    client.close()
+    with peers_at(endpoint, start, [2 * SMALL]) as (other,):
+        assert take(other) == every
+    assert [batch_digest(each.batch) for each in kept] == every[:4]
+
+
+def test_a_client_that_was_sent_away_gets_back_what_it_let_go_of(
+    service: Service, endpoint: str, start: Position, every: list[str]
+) -> None:
+    client = Client(endpoint, rank=0, credit=SMALL, timeout=SECONDS)
+    for _ in range(3):
+        client.subscribe(start)
+        delivery = client.next()
+        with pytest.raises(LoaderError, match="wave is 99"):
+            client.subscribe(Position(start.state, 99))
+            client.next()
+        del delivery
+    client.subscribe(start)
+    assert take(client) == every
+    client.close()
+    wait_until(lambda: not slots_of(service) and not service._left)
