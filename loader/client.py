@@ -296,6 +296,8 @@ class Client:
 
     def _accept(self, message: Message) -> bool:
         """Whether a message is of this session, with none missing before it; says hello again where one is."""
+        if isinstance(message, Error | Unknown):
+            self._rings = {}  # to be fetched anew: so the loader, which has forgotten this process, knows it again
         if getattr(message, "session", None) != self._session:
             return False  # left over from before a hello
         if isinstance(message, Error):
