@@ -154,6 +154,18 @@ def test_a_late_peer_begins_where_it_wants_to(
     wait_until(lambda: not slots_of(service))
 
 
+def test_what_is_in_use_may_lie_in_the_way_of_a_large_batch(tmp_path: Path) -> None:
+    """The credit allows for both, and the ring has room for both, but not in one piece."""
+    data = make_set(tmp_path / "set", [440, 380, 800] * 10, shard_tokens=20_000)
+    settings = settings_for(data, tokens_per_step=800, capacity=800, shuffle=False)
+    every = digests_inline(settings, 0)
+    with service_thread(settings, f"ipc://{tmp_path}/loader") as service:
+        start = Position(service.feed.start)
+        with peers_at(f"ipc://{tmp_path}/loader", start, [16384], timeout=5) as (client,):
+            assert walk_with_views(client) == every
+        assert service.counters.ranks[0].sent == len(every)
+
+
 @pytest.mark.parametrize(
     ("fault", "keeps", "walk"),
     [
