@@ -141,7 +141,8 @@ class Service:
                     self._free(reader, reader.let_go(message.sequence, message.held))
             case Ack():
                 self._send(identity, Unknown(session=message.session))
-            case Bye():
+            case Bye():  # also of one whose connection was found gone before this was heard
+                reader = reader or next((left for left in self._left if left.identity == identity), None)
                 if reader:
                     self._note_delivered(reader, message.sequence)
                     self._leave(reader, held=message.held)

@@ -207,31 +207,60 @@ def test_a_dead_or_stopped_peer_keeps_nobody_waiting(
     wait_until(lambda: not slots_of(service) and not service._readers and not service._left)
 
 
+class Gate:
+    """Keeps a loader busy with its next batch until it is opened."""
+
+    def __init__(self, service: Service) -> None:
+        self._busy, self._open, self._draft = threading.Event(), threading.Event(), service.feed.draft
+        service.feed.draft = self._wait  # type: ignore[method-assign]  # it is a test's
+
+    def _wait(self, rank: int, position: Position) -> Draft | None:
+        self._busy.set()
+        assert self._open.wait(SECONDS)
+        return self._draft(rank, position)
+
+    def wait_until_busy(self) -> None:
+        assert self._busy.wait(SECONDS)
+
+    def open(self) -> None:
+        time.sleep(0.2)  # until what was sent meanwhile has come
+        self._open.set()
+
+
 def test_a_process_that_leaves_and_ends_at_once_is_buried_once(
-    service: Service, endpoint: str, start: Position, every: list[str], monkeypatch: pytest.MonkeyPatch
+    service: Service, endpoint: str, start: Position, every: list[str]
 ) -> None:
     """The loader, busy meanwhile, learns of its good-bye and of its end in the same moment."""
-    busy, go_on, draft = threading.Event(), threading.Event(), service.feed.draft
-
-    def slow(rank: int, position: Position) -> Draft | None:
-        busy.set()
-        assert go_on.wait(SECONDS)
-        return draft(rank, position)
-
     # It is owed nothing when it leaves: one batch is all its credit.
     with RankProcess(endpoint, 1, start, credit=1) as leaving, peers_at(endpoint, start, [0]) as (client,):
         leaving.take(1)
         wait_until(lambda: any(reader.pidfd >= 0 for reader in service._readers.values()))
-        monkeypatch.setattr(service.feed, "draft", slow)
+        gate = Gate(service)
         client._credit = SMALL
         client.subscribe(start)
-        assert busy.wait(SECONDS)
+        gate.wait_until_busy()
         assert leaving.process.stdin is not None
         leaving.process.stdin.close()
         assert leaving.process.wait(SECONDS) == 0
-        time.sleep(0.2)  # until the good-bye has come
-        go_on.set()
+        gate.open()
         assert take(client) == every
+
+
+def test_the_good_bye_of_one_who_is_sent_batches_is_heard(service: Service, endpoint: str, start: Position) -> None:
+    """Its connection is found gone before: what it has let go of is free all the same, though its process lives."""
+    client = Client(endpoint, rank=0, credit=1, timeout=SECONDS)
+    client.subscribe(start)
+    kept = client.next()
+    assert kept is not None
+    digest = batch_digest(kept.batch)
+    gate = Gate(service)
+    client._credit = LARGE
+    client._hello()
+    gate.wait_until_busy()
+    client.close()
+    gate.open()
+    wait_until(lambda: not service._readers and len(slots_of(service)) == 1)
+    assert batch_digest(kept.batch) == digest
 
 
 @pytest.mark.parametrize("keeps", [True, False])
