@@ -283,12 +283,13 @@ class Service:
 
     def _leave(self, reader: Reader, *, held: Iterable[int] = ()) -> None:
         """Forget a reader. What it holds is kept as long as its process lives, where that is known."""
-        self._readers.pop(reader.identity, None)
+        if served := self._readers.get(reader.identity) is reader:
+            del self._readers[reader.identity]
         if reader in self._left:
             self._left.remove(reader)
         self._free(reader, reader.let_go(1 << 63, held if reader.pidfd >= 0 else ()))
-        if ring := self._rings.get(reader.rank):
-            ring.forget(reader.peer)
+        if served:  # or another may be in its place by now
+            self._ring(reader.rank).forget(reader.peer)
         if reader.under_way:
             self._left.append(reader)
         elif reader.pidfd >= 0:

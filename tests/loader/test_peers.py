@@ -263,6 +263,23 @@ def test_the_good_bye_of_one_who_is_sent_batches_is_heard(service: Service, endp
     assert batch_digest(kept.batch) == digest
 
 
+def test_a_peer_is_awaited_though_the_one_before_it_leaves_after_it_came(
+    service: Service, endpoint: str, start: Position
+) -> None:
+    before, after = (Client(endpoint, rank=0, peer=1, peers=2, credit=SMALL, timeout=SECONDS) for _ in range(2))
+    before.subscribe(start)
+    kept = before.next()
+    after.subscribe(start)
+    wait_until(lambda: len(service._left) == 1)
+    assert kept is not None
+    del kept
+    before.close()
+    wait_until(lambda: not service._left)
+    assert service._rings[0]._gone == set()
+    after.close()
+    wait_until(lambda: service._rings[0]._gone == {1})
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 def test_views_stay_when_a_client_comes_back_that_was_sent_away(
     endpoint: str, start: Position, every: list[str], keeps: bool
