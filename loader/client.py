@@ -244,7 +244,7 @@ class Client:
 
     def _wait(self, left: float) -> bool:
         """Wait a little for a message; whether there is one. If none comes at once, the loader may wait for an ack."""
-        if self._owed:
+        if self._owed or self._acked < self._sequence:
             self.give_back()
         return bool(self._poller.poll(int(min(left, POLL_SECONDS) * 1000) + 1))
 

@@ -22,7 +22,7 @@ from seqmesh.loader.feed import Delivery, Draft, Feed, Position
 from seqmesh.loader.service import Service
 from seqmesh.loader.settings import LoaderSettings
 from tests.serving import SECONDS, RankProcess, digests_inline, service_thread, take, wait_until
-from tests.support import long_tail, make_set, settings_for
+from tests.support import long_tail, make_set, settings_for, walk
 
 LARGE = 1 << 20  # bytes of credit: for all batches at once
 SMALL = 4096  # for two or three; a ring of one page
@@ -140,15 +140,15 @@ def test_peers_may_give_different_credit(
     wait_until(lambda: not slots_of(service))
 
 
-@pytest.mark.parametrize("walk", [take, walk_with_views], ids=["copies", "views"])
+@pytest.mark.parametrize("read", [take, walk_with_views], ids=["copies", "views"])
 def test_a_late_peer_begins_where_it_wants_to(
-    service: Service, endpoint: str, start: Position, every: list[str], walk: Callable[[Client], list[str]]
+    service: Service, endpoint: str, start: Position, every: list[str], read: Callable[[Client], list[str]]
 ) -> None:
     first, late = (Client(endpoint, rank=0, peer=n, peers=2, credit=SMALL, timeout=SECONDS) for n in range(2))
     first.subscribe(start)
-    assert walk(first) == every
+    assert read(first) == every
     late.subscribe(start)
-    assert walk(late) == every
+    assert read(late) == every
     first.close()
     late.close()
     wait_until(lambda: not slots_of(service))
@@ -166,8 +166,22 @@ def test_what_is_in_use_may_lie_in_the_way_of_a_large_batch(tmp_path: Path) -> N
         assert service.counters.ranks[0].sent == len(every)
 
 
+def test_what_does_not_fit_in_beside_the_others_comes_at_once(
+    settings: LoaderSettings, service: Service, endpoint: str, start: Position, every: list[str]
+) -> None:
+    """One peer has the ring full of batches that it does not read, and the other keeps all that it gets."""
+    middle = [position for position, _ in walk(Feed(settings), 0)][19]
+    with peers_at(endpoint, start, [4 * SMALL] * 2) as (_, client):
+        wait_until(lambda: sum(slot.size for slot in slots_of(service)) > 3 * SMALL)
+        begin = time.monotonic()
+        client.subscribe(middle)
+        kept = [client.next() for _ in range(6)]
+        assert time.monotonic() - begin < 4  # not one for each heartbeat
+    assert [batch_digest(each.batch) for each in kept if each] == every[20:26]
+
+
 @pytest.mark.parametrize(
-    ("fault", "keeps", "walk"),
+    ("fault", "keeps", "read"),
     [
         (signal.SIGKILL, True, walk_with_views),
         (signal.SIGKILL, False, take),
@@ -183,7 +197,7 @@ def test_a_dead_or_stopped_peer_keeps_nobody_waiting(
     every: list[str],
     fault: signal.Signals,
     keeps: bool,
-    walk: Callable[[Client], list[str]],
+    read: Callable[[Client], list[str]],
 ) -> None:
     with (
         RankProcess(endpoint, 0, start, peer=2, peers=3, credit=SMALL, keeps=keeps) as other,
@@ -192,7 +206,7 @@ def test_a_dead_or_stopped_peer_keeps_nobody_waiting(
         clients.pop().close()  # its place is the other process's
         assert other.take(1) == every[:1]
         other.process.send_signal(fault)
-        taken = [walk(client) for client in clients]
+        taken = [read(client) for client in clients]
         assert taken == [every] * 2
         if fault == signal.SIGSTOP:
             assert slots_of(service)
@@ -202,7 +216,7 @@ def test_a_dead_or_stopped_peer_keeps_nobody_waiting(
         other.process.kill()
         successor = Client(endpoint, rank=0, peer=2, peers=3, credit=SMALL, timeout=SECONDS)
         successor.subscribe(other.position)
-        assert walk(successor) == every[len(every) if fault == signal.SIGSTOP and not keeps else 1 :]
+        assert read(successor) == every[len(every) if fault == signal.SIGSTOP and not keeps else 1 :]
         successor.close()
     wait_until(lambda: not slots_of(service) and not service._readers and not service._left)
 
