@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,9 @@ POISON = 0xA5  # a recycled slot is filled with it where that is asked for: as i
 # From linux/fcntl.h; the last, that only mappings which exist may be written through, is since Linux 5.1.
 SEALS = 0x1 | 0x2 | 0x4 | 0x10  # seals, shrinking, growing, future writes
 F_ADD_SEALS = 1033
+
+# Of the control group that a container is; version 2 and version 1.
+MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 Block = npt.NDArray[np.uint8]
 
@@ -74,14 +78,15 @@ class Arena:
         """Raises LoaderError where there is not so much memory; it is reserved here, not when it is written to."""
         self.name = secrets.token_hex(8)
         self.size = _aligned(size, mmap.PAGESIZE)
-        self.descriptor = os.memfd_create("seqmesh-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            _reserve(self.descriptor, self.size)
-            self._memory = np.frombuffer(mmap.mmap(self.descriptor, self.size), np.uint8)
-            fcntl.fcntl(self.descriptor, F_ADD_SEALS, SEALS)
-        except BaseException:
-            os.close(self.descriptor)
-            raise
+        with _reserving(self.size):
+            self.descriptor = os.memfd_create("seqmesh-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            try:
+                os.posix_fallocate(self.descriptor, 0, self.size)
+                self._memory = np.frombuffer(mmap.mmap(self.descriptor, self.size), np.uint8)
+                fcntl.fcntl(self.descriptor, F_ADD_SEALS, SEALS)
+            except BaseException:
+                os.close(self.descriptor)
+                raise
         self._extents = Extents(self.size)
 
     def take(self, size: int) -> int | None:
@@ -240,14 +245,27 @@ def _aligned(size: int, step: int = ALIGNMENT) -> int:
     return max(-(-size // step), 1) * step
 
 
-def _reserve(descriptor: int, size: int) -> None:
+@contextlib.contextmanager
+def _reserving(size: int) -> Iterator[None]:
+    """Explains what the system has against `size` bytes. For more than there is it is not even asked: it would hand out
+    all there is before it refused, and end processes for want of memory."""
+    available = _available_bytes()
     try:
-        os.posix_fallocate(descriptor, 0, size)
+        if size > available:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        yield
     except OSError as error:
-        available = "unknown"
-        with contextlib.suppress(OSError, StopIteration), open("/proc/meminfo") as lines:
-            available = next(line.split(":")[1].strip() for line in lines if line.startswith("MemAvailable"))
         raise LoaderError(
-            f"a ring of {size} bytes can not be reserved ({error.strerror}; {available} of memory available): "
-            "give less credit (credit_bytes), or use transport 'zmq'"
+            f"a ring of {size} bytes can not be reserved ({error.strerror}; {available} bytes of memory are available):"
+            " give less credit (credit_bytes), or use transport 'zmq'"
         ) from error
+
+
+def _available_bytes() -> int:
+    """What the machine has left, and at most what a container may have."""
+    with open("/proc/meminfo") as lines:
+        available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    for path in MEMORY_LIMITS:
+        with contextlib.suppress(OSError, ValueError), open(path) as limit:  # none there, or "max"
+            available = min(available, int(limit.read()))
+    return available

@@ -244,7 +244,7 @@ class Client:
 
     def _wait(self, left: float) -> bool:
         """Wait a little for a message; whether there is one. If none comes at once, the loader may wait for an ack."""
-        if self._owed:
+        if self._owed or self._acked < self._sequence:
             self.give_back()
         return bool(self._poller.poll(int(min(left, POLL_SECONDS) * 1000) + 1))
 
@@ -296,6 +296,8 @@ class Client:
 
     def _accept(self, message: Message) -> bool:
         """Whether a message is of this session, with none missing before it; says hello again where one is."""
+        if isinstance(message, Error | Unknown):
+            self._rings = {}  # to be fetched anew: so the loader, which has forgotten this process, knows it again
         if getattr(message, "session", None) != self._session:
             return False  # left over from before a hello
         if isinstance(message, Error):

@@ -18,6 +18,7 @@ from seqmesh.loader.errors import LoaderError, LoaderTimeoutError
 
 SUFFIX = ".rings"  # of the endpoint's path
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+DESCRIPTOR = struct.Struct("i")
 MAX_NAME = 64
 MAX_PENDING = 64  # connections that have not said what they want
 
@@ -47,17 +48,20 @@ class Handover:
         if descriptor == self.listener.fileno():
             self._accept()
             return None
+        process = -1
         with self._pending.pop(descriptor) as connection:
             try:
                 name = connection.recv(MAX_NAME).decode(errors="replace")
                 found = find(name)
-                process = _process_of(connection) if found else -1
                 if found is None:
                     connection.send(b"unknown")
                     return None
+                process = _process_of(connection)
                 socket.send_fds(connection, [str(found[1]).encode()], [found[0]])
                 return name, process
             except OSError:  # it is gone
+                if process >= 0:
+                    os.close(process)
                 return None
 
     def _accept(self) -> None:
@@ -111,12 +115,13 @@ def fetch(path: str, name: str, timeout: float) -> tuple[int, int] | None:
                 raise LoaderError(f"{path} belongs to a process of another user")
             connection.send(name.encode())
             connection.settimeout(max(deadline - time.monotonic(), 0.001))
-            answer, descriptors, _, _ = socket.recv_fds(connection, MAX_NAME, 1, socket.MSG_CMSG_CLOEXEC)
+            # Not `socket.recv_fds`, which drops the flag: programs that are started would get the memory, too.
+            answer, sent, _, _ = connection.recvmsg(MAX_NAME, socket.CMSG_LEN(DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC)
         except TimeoutError as error:
             raise LoaderTimeoutError(f"{path}: no answer from the loader within {timeout:g} s") from error
         except OSError:
             return None
-    return (descriptors[0], int(answer)) if descriptors else None
+    return (DESCRIPTOR.unpack(sent[0][2])[0], int(answer)) if sent else None
 
 
 def _credentials(connection: socket.socket) -> tuple[int, int, int]:

@@ -62,6 +62,11 @@ class Reader:
     def name(self) -> str:
         return reader_name(self.rank, self.peer, self.peers)
 
+    @property
+    def has_all(self) -> bool:
+        """Whether it has got all that was sent: it may be waiting for the next batch, whatever it still uses."""
+        return self.got == self.sequence
+
     def may_send(self, size: int) -> bool:
         """Within the credit, or, if nothing is under way, any size: one batch may be larger than all the credit."""
         if not self.under_way:

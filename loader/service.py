@@ -89,7 +89,8 @@ class Service:
             if ended := ready.intersection(until):
                 return next(descriptor for descriptor in until if descriptor in ended)
             self._hear()
-            self._notice(descriptor for descriptor in ready if descriptor is not self.socket)
+            # Of one that has said good-bye just now nothing is to be noticed any more.
+            self._notice([each for each in ready if each is not self.socket and each in self._poller])
             busy = self._serve()
             self._beat()
 
@@ -138,7 +139,8 @@ class Service:
                     self._free(reader, reader.let_go(message.sequence, message.held))
             case Ack():
                 self._send(identity, Unknown(session=message.session))
-            case Bye():
+            case Bye():  # also of one whose connection was found gone before this was heard
+                reader = reader or next((left for left in self._left if left.identity == identity), None)
                 if reader:
                     self._note_delivered(reader, message.sequence)
                     self._leave(reader, held=message.held)
@@ -192,18 +194,20 @@ class Service:
 
     def _reader(self, identity: bytes, hello: Hello, position: Position) -> Reader:
         """The reader of this client. Another client that reads as the same rank is replaced: it hardly lives to hear
-        it. One that comes back under another connection goes on."""
+        it. One that comes back, under another connection or after it was sent away, goes on: its process is known."""
+        place = hello.rank, hello.peer
+        known = (each for each in (*self._readers.values(), *self._left) if each.client == hello.client)
+        reader = next((each for each in known if (each.rank, each.peer) == place), None)
         for other in list(self._readers.values()):
-            if other.client == hello.client and (other.rank, other.peer) == (hello.rank, hello.peer):
+            if other is reader:
                 del self._readers[other.identity]
-                other.identity = identity
-                self._readers[identity] = other
-                return other
-            if (other.rank, other.peer) == (hello.rank, hello.peer):
+            elif (other.rank, other.peer) == place:
                 self._drop(other, "another process reads as this rank now")
             elif other.identity == identity:
                 self._leave(other)
-        reader = Reader(
+        if reader in self._left:
+            self._left.remove(reader)
+        reader = reader or Reader(
             identity=identity,
             client=hello.client,
             rank=hello.rank,
@@ -216,6 +220,7 @@ class Service:
             position=position,
             limit=hello.credit,
         )
+        reader.identity = identity
         self._ring(hello.rank).expect(hello.peer)
         self._readers[identity] = reader
         return reader
@@ -276,12 +281,13 @@ class Service:
 
     def _leave(self, reader: Reader, *, held: Iterable[int] = ()) -> None:
         """Forget a reader. What it holds is kept as long as its process lives, where that is known."""
-        self._readers.pop(reader.identity, None)
+        if served := self._readers.get(reader.identity) is reader:
+            del self._readers[reader.identity]
         if reader in self._left:
             self._left.remove(reader)
         self._free(reader, reader.let_go(1 << 63, held if reader.pidfd >= 0 else ()))
-        if ring := self._rings.get(reader.rank):
-            ring.forget(reader.peer)
+        if served:  # or another may be in its place by now
+            self._ring(reader.rank).forget(reader.peer)
         if reader.under_way:
             self._left.append(reader)
         elif reader.pidfd >= 0:
@@ -318,16 +324,17 @@ class Service:
 
     def _send_shared(self, reader: Reader) -> bool:
         """Send the slot that another peer has had filled, or fill one. A batch for which there is no room though
-        nothing is under way goes as a frame: it is larger than the ring, or others hold all of that."""
+        the rank has got all before it goes as a frame: it is larger than the ring, or than what is free in one piece
+        while this rank and others hold the rest."""
         ring = self._ring(reader.rank)
         slot = ring.find(reader.position)
         if slot is None:
             if (draft := self._draft(reader)) is None:
                 return False
             awaited = self._behind(reader)
-            slot = ring.make(reader.position, draft.nbytes, awaited=awaited, urgent=not reader.under_way)
+            slot = ring.make(reader.position, draft.nbytes, awaited=awaited, urgent=reader.has_all)
             if slot is None:
-                return not reader.under_way and self._send_frame(reader)
+                return reader.has_all and self._send_frame(reader)
             self._fill(slot, draft)
         draft = slot.content
         if not reader.may_send(slot.size):

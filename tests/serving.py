@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +15,11 @@ import zmq
 
 from seqmesh.loader.batch import batch_digest
 from seqmesh.loader.client import Client
+from seqmesh.loader.endpoint import listening
 from seqmesh.loader.feed import Feed, Position
+from seqmesh.loader.handover import handing_over
 from seqmesh.loader.order import Order
+from seqmesh.loader.service import Service
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.stream import StreamState
 from seqmesh.loader.wire import Batch, Hello, Message, decode, encode, layout_of
@@ -24,30 +29,46 @@ SILENCE_SECONDS = 1.5  # shorter than the default, not to wait long
 SECONDS = 20.0  # within which everything must have happened, also on a busy machine
 
 # A rank in a process of its own: reads as many batches as each line of its input says, and a line for each of them.
+# At the end of its input it leaves as it should.
 RANK = """
 import json, sys
 from seqmesh.loader import client
 from seqmesh.loader.batch import batch_digest
 from seqmesh.loader.feed import Position
 from seqmesh.loader.stream import StreamState
-endpoint, rank, credit, state, wave, client.SILENCE_SECONDS = json.loads(sys.argv[1])
-client = client.Client(endpoint, rank=rank, credit=credit, timeout=20)
+endpoint, rank, peer, peers, keeps, credit, state, wave, client.SILENCE_SECONDS = json.loads(sys.argv[1])
+client, kept = client.Client(endpoint, rank=rank, peer=peer, peers=peers, credit=credit, timeout=20), []
 client.subscribe(Position(StreamState.from_dict(state), wave))
 for line in sys.stdin:
     for _ in range(int(line)):
         delivery = client.next()
         after = delivery.next_position
         print(json.dumps([batch_digest(delivery.batch), after.state.to_dict(), after.wave]), flush=True)
+        if keeps:
+            kept.append(delivery)
         del delivery
+client.close()
 """
 
 
 class RankProcess:
-    """A rank that reads when it is told to, and that can be stopped or killed. `position`: after its last batch."""
+    """A rank that reads when it is told to, and that can be stopped or killed. keeps: it lets go of no batch.
+    `position`: after its last batch."""
 
-    def __init__(self, endpoint: str, rank: int, position: Position, *, credit: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        rank: int,
+        position: Position,
+        *,
+        peer: int = 0,
+        peers: int = 1,
+        keeps: bool = False,
+        credit: int = 1 << 20,
+    ) -> None:
         self.position = position
-        argument = json.dumps([endpoint, rank, credit, position.state.to_dict(), position.wave, SILENCE_SECONDS])
+        place = [position.state.to_dict(), position.wave]
+        argument = json.dumps([endpoint, rank, peer, peers, keeps, credit, *place, SILENCE_SECONDS])
         command = [sys.executable, "-c", RANK, argument]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -86,6 +107,25 @@ def server_process(order: Order, *, code: str = "") -> Iterator[subprocess.Popen
             yield process
         finally:
             process.kill()
+
+
+@contextlib.contextmanager
+def service_thread(settings: LoaderSettings, endpoint: str) -> Iterator[Service]:
+    """A loader in a thread of this process, which can be looked into; recycled slots are poisoned."""
+    stop, ready = os.eventfd(0), threading.Event()
+    with listening(endpoint) as socket, handing_over(endpoint) as handover:
+        service = Service(Feed(settings), socket, handover, poison=True)
+        codes: list[int] = []
+        thread = threading.Thread(target=lambda: codes.append(service.run(ready=ready.set, until=[stop])))
+        thread.start()
+        try:
+            assert ready.wait(SECONDS)
+            yield service
+        finally:
+            os.eventfd_write(stop, 1)
+            thread.join()
+            os.close(stop)
+        assert codes == [stop], "the service failed"
 
 
 @contextlib.contextmanager
