@@ -2,8 +2,11 @@
 
 import contextlib
 import json
+import os
+import socket as network
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +16,11 @@ import zmq
 
 from seqmesh.loader.batch import batch_digest
 from seqmesh.loader.client import Client
+from seqmesh.loader.endpoint import listening
 from seqmesh.loader.feed import Feed, Position
+from seqmesh.loader.handover import handing_over
 from seqmesh.loader.order import Order
+from seqmesh.loader.service import Service
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.stream import StreamState
 from seqmesh.loader.wire import Batch, Hello, Message, block_bytes, decode, encode
@@ -86,6 +92,34 @@ def server_process(order: Order, *, code: str = "") -> Iterator[subprocess.Popen
             yield process
         finally:
             process.kill()
+
+
+@contextlib.contextmanager
+def served_here(settings: LoaderSettings, endpoint: str, *, keys: Path | None = None) -> Iterator[Service]:
+    """A loader in a thread of this process: there at once, but without what its own process would do."""
+    stop = os.eventfd(0)
+    ready = threading.Event()
+    with (
+        contextlib.ExitStack() as stack,
+        listening(endpoint, keys=None if keys is None else str(keys)) as socket,
+        handing_over(endpoint) as handover,
+    ):
+        service = Service(Feed(settings), socket, handover, poison=True)
+        thread = threading.Thread(target=service.run, kwargs={"ready": ready.set, "until": [stop]}, daemon=True)
+        thread.start()
+        stack.callback(os.close, stop)
+        try:
+            assert ready.wait(SECONDS)
+            yield service
+        finally:
+            os.eventfd_write(stop, 1)
+            thread.join(SECONDS)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listened at just now."""
+    with network.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 @contextlib.contextmanager
