@@ -304,8 +304,10 @@ class Client:
             return False  # left over from before a hello
         if isinstance(message, Error):
             raise LoaderError(f"{self._who}: {message.message}")
-        self._heard = self._lively = time.monotonic()
-        self._patience = min(SILENCE_SECONDS, self.timeout / 2)
+        now = time.monotonic()
+        if isinstance(message, Batch):  # a large one on a slow link: nothing else can come meanwhile
+            self._patience = min(max(SILENCE_SECONDS, 2 * (now - self._heard)), self.timeout / 2)
+        self._heard = self._lively = now
         if isinstance(message, Welcome):
             self._check_served(message)
             self._welcomed = True

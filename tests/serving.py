@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,12 +32,13 @@ SECONDS = 20.0  # within which everything must have happened, also on a busy mac
 # A rank in a process of its own: reads as many batches as each line of its input says, and a line for each of them.
 RANK = """
 import json, sys
+from pathlib import Path
 from seqmesh.loader import client
 from seqmesh.loader.batch import batch_digest
 from seqmesh.loader.feed import Position
 from seqmesh.loader.stream import StreamState
-endpoint, rank, credit, state, wave, client.SILENCE_SECONDS = json.loads(sys.argv[1])
-client = client.Client(endpoint, rank=rank, credit=credit, timeout=20)
+endpoint, rank, credit, state, wave, client.SILENCE_SECONDS, keys = json.loads(sys.argv[1])
+client = client.Client(endpoint, rank=rank, credit=credit, timeout=20, keys=Path(keys) if keys else None)
 client.subscribe(Position(StreamState.from_dict(state), wave))
 for line in sys.stdin:
     for _ in range(int(line)):
@@ -49,12 +50,24 @@ for line in sys.stdin:
 
 
 class RankProcess:
-    """A rank that reads when it is told to, and that can be stopped or killed. `position`: after its last batch."""
+    """A rank that reads when it is told to, and that can be stopped or killed. `position`: after its last batch.
+    prefix: of its command. code: run before, in the same process."""
 
-    def __init__(self, endpoint: str, rank: int, position: Position, *, credit: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        rank: int,
+        position: Position,
+        *,
+        credit: int = 1 << 20,
+        keys: Path | None = None,
+        prefix: Sequence[str] = (),
+        code: str = "",
+    ) -> None:
         self.position = position
-        argument = json.dumps([endpoint, rank, credit, position.state.to_dict(), position.wave, SILENCE_SECONDS])
-        command = [sys.executable, "-c", RANK, argument]
+        fields = [endpoint, rank, credit, position.state.to_dict(), position.wave, SILENCE_SECONDS]
+        argument = json.dumps([*fields, None if keys is None else str(keys)])
+        command = [*prefix, sys.executable, "-c", f"{code}\n{RANK}", argument]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def take(self, count: int) -> list[str]:
@@ -78,12 +91,13 @@ class RankProcess:
 
 
 @contextlib.contextmanager
-def server_process(order: Order, *, code: str = "") -> Iterator[subprocess.Popen[str]]:
-    """The loader's own command, serving; its log in `stderr`. code: run before, in the same process."""
+def server_process(order: Order, *, code: str = "", prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
+    """The loader's own command, serving; its log in `stderr`. code: run before, in the same process. prefix: of its
+    command."""
     command = f"{code}\nimport sys\nfrom seqmesh.loader.server import main\nsys.exit(main())"
     arguments = ["-c", command] if code else ["-m", "seqmesh.loader.server"]
     pipe = subprocess.PIPE
-    command_line = [sys.executable, *arguments]
+    command_line = [*prefix, sys.executable, *arguments]
     with subprocess.Popen(command_line, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         try:
             assert process.stdin
