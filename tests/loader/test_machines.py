@@ -2,25 +2,30 @@
 
 import contextlib
 import os
+import random
+import select
+import socket as network
 import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import pytest
 
-from seqmesh.loader.client import transport_of
+from seqmesh.loader.client import Client, transport_of
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.keys import create_keys
 from seqmesh.loader.order import Order, ServeOptions
 from seqmesh.loader.settings import LoaderSettings
-from tests.serving import RankProcess, digests_inline, server_process
+from tests.serving import SECONDS, RankProcess, digests_inline, free_port, served_here, server_process, take
 from tests.support import long_tail, make_set, settings_for
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")  # seen by nobody but the two
 PORT = 7300
 SMALL_CREDIT = 2000  # bytes: a few batches
+CUTS = 8  # of connections at a random byte
 DEAD_SECONDS = 2  # in place of the default, not to wait long
 CODE = f"from seqmesh.loader import endpoint\nendpoint.IDLE_SECONDS, endpoint.DEAD_SECONDS = 1, {DEAD_SECONDS}"
 
@@ -126,3 +131,60 @@ def test_a_batch_may_take_longer_than_a_dead_cable_is_waited_for(cable: Cable, t
             pytest.skip(f"needs `tc` and the kernel's token bucket filter: {getattr(error, 'stderr', error)}")
         with rank_of(cable, endpoint, 0, settings, keys, 1) as rank:
             assert rank.take(1) == digests_inline(settings, 0)[:1]
+
+
+class CuttingProxy:
+    """Passes bytes between connections to `port` and those to a loader, and cuts the first few at a random byte."""
+
+    def __init__(self, loader_port: int, *, seed: int) -> None:
+        self._loader_port = loader_port
+        self._random = random.Random(seed)
+        self._listener = network.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.cuts = 0
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(network.SHUT_RDWR)  # ends the wait for the next connection
+        self._thread.join()
+        self._listener.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            with (
+                near,
+                network.create_connection(("127.0.0.1", self._loader_port)) as far,
+                contextlib.suppress(ConnectionError),  # one side cut it first
+            ):
+                self._pass(near, far, self._random.randrange(100, 6000) if self.cuts < CUTS else None)
+
+    def _pass(self, near: network.socket, far: network.socket, left: int | None) -> None:
+        """Pass bytes until so many are done, or one side is."""
+        while True:
+            for source in select.select([near, far], [], [])[0]:
+                data = source.recv(4096 if left is None else min(left, 4096))
+                if not data:
+                    return
+                (far if source is near else near).sendall(data)
+                left = None if left is None else left - len(data)
+                if left == 0:
+                    self.cuts += 1
+                    return
+
+
+def test_a_connection_that_is_cut_at_any_byte_costs_no_batch(settings: LoaderSettings, keys: Path) -> None:
+    port = free_port()
+    with served_here(settings, f"tcp://127.0.0.1:{port}", keys=keys), CuttingProxy(port, seed=4) as proxy:
+        client = Client(f"tcp://127.0.0.1:{proxy.port}", rank=0, credit=SMALL_CREDIT, timeout=SECONDS, keys=keys)
+        client.subscribe(Position(Feed(settings).start))
+        assert take(client) == digests_inline(settings, 0)
+        client.close()
+    assert proxy.cuts == CUTS
