@@ -1,9 +1,9 @@
 """What loader and ranks say to each other. The only place that knows bytes on the wire.
 
 A message is a msgpack map with a protocol version `v` and a `type`, in one frame. The frame ends with a checksum, so
-that a damaged message is not taken for another. The arrays of a batch are one block of bytes (see `batch.block_layout`),
-which lies in a ring of shared memory or follows as a second frame. Nothing on the wire can run code, and every size is
-limited before it is read.
+that a damaged message is not taken for another. The arrays of a batch are one block of bytes, which lies in a ring of
+shared memory or follows as a second frame (see `batch.block_layout`). Nothing on the wire can run code, and every size
+is limited before it is read.
 
     rank                                     loader
      │ hello (rank, where to begin, credit)    │
