@@ -171,6 +171,7 @@ class Client:
         if self._socket.closed:
             return
         self._settle()
+        self._send(self._ack())
         self._send(Bye(session=self._session, held=sorted(self._held)))
         self._socket.disable_monitor()
         self._monitor.close(linger=0)

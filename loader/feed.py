@@ -7,6 +7,7 @@ so that the ranks of one machine share a plan.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,13 +17,14 @@ import numpy.typing as npt
 import xxhash
 
 from seqmesh.loader.batch import NumpyBatch, Outline, fill, outline
+from seqmesh.loader.counters import Counters
 from seqmesh.loader.fitness import check_documents
 from seqmesh.loader.planner import Step, next_step
 from seqmesh.loader.rows import Window, plan_window
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.shards import ShardSet
 from seqmesh.loader.sources import one_source, sources_by_code
-from seqmesh.loader.stream import Draw, StreamState, start_state
+from seqmesh.loader.stream import Draw, StreamState, served, start_state
 from seqmesh.loader.supervised import supervised_counts
 from seqmesh.packer.lengths import Int64Array
 
@@ -72,9 +74,9 @@ class Draft:
 
 class Feed:
     """Opens the data and serves it. Raises what `ShardSet` and `check_documents` raise. settings: with a seed and an
-    absolute folder, see `LoaderSettings.resolved`."""
+    absolute folder, see `LoaderSettings.resolved`. counters: where steps that are planned are counted."""
 
-    def __init__(self, settings: LoaderSettings) -> None:
+    def __init__(self, settings: LoaderSettings, counters: Counters | None = None) -> None:
         settings.check_mesh()
         self.settings = settings = settings.resolved()
         self.shards = ShardSet(settings.data)
@@ -89,6 +91,7 @@ class Feed:
         )
         check_documents(lengths, settings, self.sources)
         self._steps: OrderedDict[StreamState, Step | None] = OrderedDict()
+        self._counters = counters or Counters()
 
         @lru_cache(maxsize=REMEMBERED_WINDOWS)
         def window_at(begun: StreamState) -> Window | None:
@@ -112,12 +115,20 @@ class Feed:
     def step(self, state: StreamState) -> Step | None:
         """The step that begins at `state`; None at the end."""
         if state not in self._steps:
-            self._steps[state] = next_step(
-                state, self.shards.lengths, self._learned, self.settings, self.sources, window_at=self._window_at
-            )
+            self._steps[state] = self._plan(state)
             if len(self._steps) > REMEMBERED_STEPS:
                 self._steps.popitem(last=False)
         return self._steps[state]
+
+    def _plan(self, state: StreamState) -> Step | None:
+        begin = time.perf_counter()
+        step = next_step(
+            state, self.shards.lengths, self._learned, self.settings, self.sources, window_at=self._window_at
+        )
+        if step is not None:
+            seconds = time.perf_counter() - begin
+            self._counters.note_planned(state.step, step.plan.tokens, seconds, served(step.after, self.sources.names))
+        return step
 
     def deliver(self, rank: int, position: Position) -> Delivery | None:
         """The batch at a position; None at the end of the last epoch. Raises what `draft` raises, and ShardError for a

@@ -73,9 +73,9 @@ def serve(
     """
     options = options or ServeOptions()
     check_endpoint(endpoint, keys=options.keys)
-    feed = Feed(settings)
-    feed.deliver(0, Position(feed.start))  # compiles what is not in the cache before a rank waits for it
     counters = Counters()
+    feed = Feed(settings, counters)
+    feed.deliver(0, Position(feed.start))  # compiles what is not in the cache before a rank waits for it
     with _signals() as signals, contextlib.ExitStack() as stack:
         ended = _take_turn(endpoint, stack, [signals, *until], options, standing_by)
         if ended is not None:

@@ -142,7 +142,6 @@ class Service:
                 self._send(identity, Unknown(session=message.session))
             case Bye():
                 if reader:
-                    self._note_delivered(reader, reader.sequence)
                     self._leave(reader, held=message.held)
             case _:
                 raise WireError(f"a {type(message).__name__.lower()} from a rank")
