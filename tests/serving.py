@@ -19,6 +19,7 @@ from seqmesh.loader.client import Client
 from seqmesh.loader.endpoint import listening
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.handover import handing_over
+from seqmesh.loader.keys import prove_rank
 from seqmesh.loader.order import Order
 from seqmesh.loader.service import Service
 from seqmesh.loader.settings import LoaderSettings
@@ -137,11 +138,13 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def connection(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
+def connection(endpoint: str, *, keys: Path | None = None) -> Iterator[zmq.Socket[bytes]]:
     """A bare socket to a loader, for what a client would never send."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
+        if keys is not None:
+            prove_rank(socket, keys)
         socket.connect(endpoint)
         yield socket
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import random
 import signal
@@ -135,7 +136,7 @@ def run_reconnects(settings: LoaderSettings, reconnects: int, *, seed: int = 0) 
                 position, expected = delivery.next_position, wanted.next_position
                 del delivery
             if transport == "zmq":
-                client._send = ignore  # type: ignore[method-assign]  # as if killed: it says no bye
+                client._send = ignore  # type: ignore[method-assign, assignment]  # as if killed: it says no bye
             client.close()
             if number == reconnects // 2:
                 before = use_of(process.pid)
@@ -194,6 +195,7 @@ def main() -> None:
     parser.add_argument("--reconnects", type=int, default=1000)
     parser.add_argument("--kills", type=int, default=100)
     options = parser.parse_args()
+    logging.getLogger("seqmesh.loader").setLevel(logging.ERROR)  # or it tells of every restart
     with tempfile.TemporaryDirectory() as folder:
         settings = small_batches(Path(folder))
         begin = time.monotonic()
