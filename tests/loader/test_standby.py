@@ -65,7 +65,7 @@ def test_streams_go_on_within_a_second_of_every_kill(
         for rank, client in enumerate(clients):
             taken[rank] += take(client, 2)
         seconds.append(time.monotonic() - begin)
-        assert process.pid == standing_by
+        wait_until(lambda standing_by=standing_by: process.pid == standing_by)  # type: ignore[misc]
     print(f"takeover: {statistics.median(seconds):.3f} s, at most {max(seconds):.3f} s")
     assert max(seconds) < TAKEOVER_SECONDS
     for rank, client in enumerate(clients):
@@ -91,7 +91,7 @@ def test_a_loader_that_is_stopped_is_not_dead(
 def test_the_place_of_a_dead_standby_is_filled(process: LoaderProcess) -> None:
     serving, standing_by = wait_for_both(process)
     os.kill(standing_by, signal.SIGKILL)
-    wait_until(lambda: not is_running(standing_by))
+    wait_until(lambda: standing_by not in [child.pid for child in process._children])
     after = wait_for_both(process)
     assert after[0] == serving
     assert after[1] != standing_by
