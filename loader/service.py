@@ -141,7 +141,8 @@ class Service:
             case Ack():
                 self._send(identity, Unknown(session=message.session))
             case Bye():
-                if reader:
+                # Its connection may have been found to be gone before its last word was heard.
+                if reader := reader or next((left for left in self._left if left.identity == identity), None):
                     self._leave(reader, held=message.held)
             case _:
                 raise WireError(f"a {type(message).__name__.lower()} from a rank")
