@@ -7,7 +7,7 @@ STAMP := $(VENV)/.ready
 # Two-core machines and tests alike: ranks share the cores, so each keeps to one thread unless told otherwise.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types unit bench clean
+.PHONY: setup demo test lint types unit soak bench clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,9 @@ types: setup
 
 unit: setup
 	$(BIN)/pytest
+
+soak: setup
+	$(BIN)/python -m tests.soak
 
 bench: setup
 	$(BIN)/seqmesh bench all --quick

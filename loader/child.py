@@ -63,7 +63,10 @@ class Child:
 
     def open_end(self) -> int | None:
         """A pidfd, which becomes readable at its end; None where it has ended."""
-        return os.pidfd_open(self.pid) if self._process.returncode is None else None
+        try:
+            return os.pidfd_open(self.pid) if self._process.returncode is None else None
+        except ProcessLookupError:  # another thread has just looked how it ended
+            return None
 
     def end(self, word: bytes = STOP) -> None:
         """End it: ask, then insist."""

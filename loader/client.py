@@ -1,9 +1,10 @@
 """The rank's side of the wire: says hello, takes batches, gives credit back. Numpy only; `embedded` makes tensors.
 
 The client knows the position of the batch it waits for, and says hello again from there whenever something may be
-lost: after a silence, when the loader does not know it, when batches are missing or damaged. What an earlier session
-left in the pipe is dropped. So every batch is delivered once, whatever happens to the messages or to the loader in
-between. A batch's block, in the rank's ring or in a frame, is let go of when no array or tensor over it is left.
+lost: on a new connection, after a silence, when the loader does not know it, when batches are missing or damaged. What
+an earlier session left in the pipe is dropped. So every batch is delivered once, whatever happens to the messages or to
+the loader in between. A batch's block, in the rank's ring or in a frame, is let go of when no array or tensor over it
+is left.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from seqmesh.loader.arena import Mapping, watched
 from seqmesh.loader.batch import NumpyBatch
@@ -51,6 +53,13 @@ ACK_MILLISECONDS = 2  # of waiting after which an ack is sent that was not due y
 POLL_SECONDS = 0.2  # how often a waiting rank looks whether the loader process lives
 SILENCE_SECONDS = 5.0  # several heartbeats: then hello is said again, and again after twice as long
 LINGER_MILLISECONDS = 500  # how long closing may wait for a loader to take the last messages
+# What ends the handshake of a connection. The last one of all says why nobody answers.
+HANDSHAKES = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 
 
 class Client:
@@ -78,6 +87,8 @@ class Client:
         """Raises ValueError for settings that do not fit together or keys that can not be used."""
         if rank < 0 or not 0 <= peer < peers:
             raise ValueError(f"rank is {rank}, peer is {peer} of {peers}: must be at least 0, and peer below peers")
+        if keys is not None:
+            check_keys(keys)
         self.endpoint = endpoint
         self.rank, self.peer, self.peers = rank, peer, peers
         self.timeout = timeout
@@ -93,12 +104,15 @@ class Client:
         self._socket.setsockopt(zmq.IPV6, 1)
         keep_alive(self._socket, endpoint)
         if keys is not None:
-            check_keys(keys)
             prove_rank(self._socket, keys)
-        self._refusals = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-        self._socket.connect(endpoint)
+        self._keys = keys
+        self._monitor = self._socket.get_monitor_socket(HANDSHAKES)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._connections = 0  # made so far
+        self._handshake = 0  # how the last one went; 0: none yet
+        self._socket.connect(endpoint)
         self._position: Position | None = None  # of the batch to come next; None before `subscribe`
         self._session = 0
         self._sequence = 0  # of the batch to come next
@@ -166,7 +180,7 @@ class Client:
         self._settle()
         self._send(Bye(session=self._session, sequence=self._sequence, held=sorted(self._held)))
         self._socket.disable_monitor()
-        self._refusals.close(linger=0)
+        self._monitor.close(linger=0)
         self._socket.close()
         self._context.term()
 
@@ -246,7 +260,18 @@ class Client:
         """Wait a little for a message; whether there is one. If none comes at once, the loader may wait for an ack."""
         if self._owed or self._acked < self._sequence:
             self.give_back()
-        return bool(self._poller.poll(int(min(left, POLL_SECONDS) * 1000) + 1))
+        ready = dict(self._poller.poll(int(min(left, POLL_SECONDS) * 1000) + 1))
+        if self._monitor in ready:
+            self._note_handshake()
+        return self._socket in ready
+
+    def _note_handshake(self) -> None:
+        """Say hello on a new connection: the loader behind it may be new, too."""
+        self._handshake = recv_monitor_message(self._monitor)["event"]
+        if self._handshake == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._connections += 1
+            if self._connections > 1:  # the first hello waited for the first
+                self._hello()
 
     def _too_late(self) -> LoaderError:
         where = f"{self._who}: no answer from the loader at {self.endpoint} within {self.timeout:g} s"
@@ -256,8 +281,8 @@ class Client:
                 f"{self._who}: no batch within {self.timeout:g} s, {len(self._held)} are still in use and may hold all "
                 f"of {self._credit} bytes of credit: let go of them, copy what you keep, or give more credit_bytes"
             )
-        if self._refusals.poll(0):
-            return LoaderTimeoutError(f"{where}: it refused the key of this rank")
+        if reason := why_refused(self._handshake, self._keys):
+            return LoaderTimeoutError(f"{where}: {reason}")
         trouble = f"; the last message was refused: {self._trouble}" if self._trouble else ""
         waiting = f"waiting for batch {self._sequence} of session {self._session}"
         return LoaderTimeoutError(f"{where} ({waiting}{trouble}): is it running?")
@@ -302,8 +327,10 @@ class Client:
             return False  # left over from before a hello
         if isinstance(message, Error):
             raise LoaderError(f"{self._who}: {message.message}")
-        self._heard = self._lively = time.monotonic()
-        self._patience = min(SILENCE_SECONDS, self.timeout / 2)
+        now = time.monotonic()
+        if isinstance(message, Batch):  # a large one on a slow link: nothing else can come meanwhile
+            self._patience = min(max(SILENCE_SECONDS, 2 * (now - self._heard)), self.timeout / 2)
+        self._heard = self._lively = now
         if isinstance(message, Welcome):
             self._check_served(message)
             self._welcomed = True
@@ -326,6 +353,17 @@ class Client:
                 f"{welcome.settings}, data {welcome.data}; were {self._served.settings}, data {self._served.data}"
             )
         self._served = welcome
+
+
+def why_refused(handshake: int, keys: Path | None) -> str:
+    """What the way that a handshake ended says about keys; empty: nothing."""
+    if handshake == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        return f"it refused the key of this rank, {keys}/rank.key_secret: its own folder of keys is another"
+    if handshake == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+        return "it asks for keys, and this rank has none" if keys is None else f"it has no keys, this rank has {keys}"
+    if handshake == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and keys is not None:
+        return f"it has no keys or not the one in {keys}/loader.key: it ended the connection without a word"
+    return ""
 
 
 def transport_of(endpoint: str, wanted: Literal["auto", "shm", "zmq"]) -> Transport:

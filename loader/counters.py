@@ -40,3 +40,11 @@ class Counters:
     step: int = 0
     served: dict[str, int] = field(default_factory=dict)
     ranks: dict[int, RankCounters] = field(default_factory=lambda: defaultdict(RankCounters))
+
+    def note_planned(self, step: int, tokens: int, seconds: float, served: dict[str, int]) -> None:
+        """A step was planned, in so many seconds; served: by source, up to its end."""
+        self.planned_steps += 1
+        self.planned_tokens += tokens
+        self.plan_seconds += seconds
+        if step >= self.step:
+            self.step, self.served = step, served

@@ -15,8 +15,8 @@ from seqmesh.loader.wire import MAX_HEADER_BYTES
 
 ALLOWED = ("ipc://", "tcp://127.0.0.1:", "tcp://[::1]:")
 LOCK_SUFFIX = ".lock"  # of an ipc endpoint's path
-BEAT_MILLISECONDS = 2000  # between machines: a connection that is cut without a word is found out by ZeroMQ itself
-DEAD_MILLISECONDS = 6000
+IDLE_SECONDS = 2  # between machines: the kernel asks the other one after so long
+DEAD_SECONDS = 6  # and a connection is cut where no answer came for so long
 
 
 def check_endpoint(endpoint: str, *, keys: str | None = None) -> None:
@@ -39,10 +39,15 @@ def claim_of(endpoint: str) -> filelock.BaseFileLock | None:
 
 
 def keep_alive(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """Find out about cut connections. On one machine the kernel does."""
+    """Find out about connections between machines that are cut without a word. Left to the kernel: ZeroMQ's heartbeats
+    wait behind a large message, and so give up a connection that is only slow."""
     if endpoint.startswith("tcp://"):
-        socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MILLISECONDS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, DEAD_MILLISECONDS)
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, IDLE_SECONDS)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 1)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, DEAD_SECONDS - IDLE_SECONDS)
+        socket.setsockopt(zmq.TCP_MAXRT, DEAD_SECONDS * 1000)  # where something is under way, no question is asked
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, DEAD_SECONDS * 1000)  # or the kernel tries ever more rarely
 
 
 @contextlib.contextmanager

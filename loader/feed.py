@@ -82,7 +82,7 @@ class Draft:
 
 class Feed:
     """Opens the data and serves it. Raises what `ShardSet` and `check_documents` raise. settings: with a seed and an
-    absolute folder, see `LoaderSettings.resolved`. counters: what was planned is counted there."""
+    absolute folder, see `LoaderSettings.resolved`. counters: where steps that are planned are counted."""
 
     def __init__(self, settings: LoaderSettings, counters: Counters | None = None) -> None:
         settings.check_mesh()
@@ -100,6 +100,7 @@ class Feed:
         )
         check_documents(lengths, settings, self.sources)
         self._steps: OrderedDict[StreamState, Step | None] = OrderedDict()
+        self.counters = counters or Counters()
 
         @lru_cache(maxsize=REMEMBERED_WINDOWS)
         def window_at(begun: StreamState) -> Window | None:
@@ -123,23 +124,21 @@ class Feed:
     def step(self, state: StreamState) -> Step | None:
         """The step that begins at `state`; None at the end."""
         if state not in self._steps:
-            begin = time.perf_counter()
-            self._steps[state] = next_step(
-                state, self.shards.lengths, self._learned, self.settings, self.sources, window_at=self._window_at
-            )
-            self._note_planned(self._steps[state], time.perf_counter() - begin)
+            self._steps[state] = self._plan(state)
             if len(self._steps) > REMEMBERED_STEPS:
                 self._steps.popitem(last=False)
         return self._steps[state]
 
-    def _note_planned(self, step: Step | None, seconds: float) -> None:
-        self.counters.plan_seconds += seconds
+    def _plan(self, state: StreamState) -> Step | None:
+        begin = time.perf_counter()
+        step = next_step(
+            state, self.shards.lengths, self._learned, self.settings, self.sources, window_at=self._window_at
+        )
         if step is not None:
-            self.counters.planned_steps += 1
-            self.counters.planned_tokens += step.plan.tokens
-            self.counters.step = step.before.step
-            self.counters.served = served(step.after, self.sources.names)
+            seconds, so_far = time.perf_counter() - begin, served(step.after, self.sources.names)
+            self.counters.note_planned(state.step, step.plan.tokens, seconds, so_far)
             self._note_shares(step)
+        return step
 
     def _note_shares(self, step: Step) -> None:
         """Say so where other weights are in effect from a step on."""

@@ -19,6 +19,7 @@ import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 LOADER, RANK, RANKS = "loader", "rank", "ranks"
+KEY_CHARACTERS = 40
 
 
 def create_keys(folder: Path) -> None:
@@ -32,19 +33,21 @@ def create_keys(folder: Path) -> None:
 
 
 def check_keys(folder: Path) -> None:
-    """Raises ValueError for a folder without keys, or whose secrets others could read."""
+    """Raises ValueError for a folder without keys, with a damaged one, or whose secrets others could read."""
     for file in (f"{LOADER}.key", f"{LOADER}.key_secret", f"{RANK}.key_secret", RANKS):
         if not (folder / file).exists():
             raise ValueError(f"keys is {str(folder)!r}: has no {file}; make them with `seqmesh keys FOLDER`")
     for name in (LOADER, RANK):
         if (mode := (folder / f"{name}.key_secret").stat().st_mode) & 0o077:
             raise ValueError(f"{folder / name}.key_secret has mode {mode & 0o777:o}: others can read it; use chmod 600")
+        _pair(folder / f"{name}.key_secret")
+    _public(folder / f"{LOADER}.key")
 
 
 def prove_rank(socket: zmq.Socket[bytes], folder: Path) -> None:
     """Make a rank's socket, not yet connected, use the keys."""
     socket.curve_publickey, socket.curve_secretkey = _pair(folder / f"{RANK}.key_secret")
-    socket.curve_serverkey, _ = zmq.auth.load_certificate(folder / f"{LOADER}.key")
+    socket.curve_serverkey = _public(folder / f"{LOADER}.key")
 
 
 @contextlib.contextmanager
@@ -64,7 +67,22 @@ def proving_loader(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[b
 
 
 def _pair(path: Path) -> tuple[bytes, bytes]:
-    public, secret = zmq.auth.load_certificate(path)
+    public, secret = _read(path)
     if secret is None:
         raise ValueError(f"{path} holds no secret key")
+    return public, secret
+
+
+def _public(path: Path) -> bytes:
+    public, _ = _read(path)
+    return public
+
+
+def _read(path: Path) -> tuple[bytes, bytes | None]:
+    try:
+        public, secret = zmq.auth.load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a key: {error}") from error
+    if any(key is not None and len(key) != KEY_CHARACTERS for key in (public, secret)):
+        raise ValueError(f"{path} is damaged: its keys must have {KEY_CHARACTERS} characters")
     return public, secret

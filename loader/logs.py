@@ -30,7 +30,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_json() -> None:
-    """Log to the error output as JSON."""
+    """Log to the error output as JSON, Python's own warnings, too."""
+    logging.captureWarnings(True)
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])

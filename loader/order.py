@@ -21,7 +21,7 @@ READY = b"ready\n"
 
 STOPPED = 0  # by its owner, or because its owner is gone
 REFUSED = 2  # the settings, the data or the endpoint
-FAILED = 3  # while serving
+FAILED = 3  # for a reason nobody foresaw
 # After these the same would happen again, or somebody wanted the end: no reason to start another process.
 FINAL = {STOPPED, REFUSED} | {code for n in (signal.SIGINT, signal.SIGTERM) for code in (128 + n, -n)}
 

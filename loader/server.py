@@ -6,7 +6,7 @@ process that ordered it is gone. `seqmesh serve` runs the same in the foreground
 
     0    stopped by its owner, or its owner is gone
     2    refused at start: unfit settings or data, or a busy endpoint; the reason is the last line of its error output
-    3    failed while serving, for a reason nobody foresaw; the traceback is in its error output
+    3    failed for a reason nobody foresaw; the traceback is in its error output
     130  ended by SIGINT
     143  ended by SIGTERM
 
@@ -189,6 +189,9 @@ def main() -> int:
     except (LoaderError, ValueError, OSError) as error:
         log.error("%s", error)
         return REFUSED
+    except Exception as error:
+        log.exception("failed at start: %r", error)
+        return FAILED
     return STOPPED
 
 

@@ -1,8 +1,9 @@
 """What loader and ranks say to each other. The only place that knows bytes on the wire.
 
-A message is a msgpack map with a protocol version `v` and a `type`, in one frame. The arrays of a batch are one block
-of bytes (see `batch.block_layout`), which lies in a ring of shared memory or follows as a second frame. Nothing on the
-wire can run code, and every size is limited before it is read.
+A message is a msgpack map with a protocol version `v` and a `type`, in one frame. The frame ends with a checksum, so
+that a damaged message is not taken for another. The arrays of a batch are one block of bytes, which lies in a ring of
+shared memory or follows as a second frame (see `batch.block_layout`). Nothing on the wire can run code, and every size
+is limited before it is read.
 
     rank                                     loader
      │ hello (rank, where to begin, credit)    │
@@ -35,6 +36,7 @@ from seqmesh.loader.errors import WireError
 
 PROTOCOL = 2
 MAX_HEADER_BYTES = 1 << 16
+CHECKSUM_BYTES = 8
 MAX_BLOCK_BYTES = 1 << 34
 MAX_ITEMS = 1 << 10  # of any map or list in a header
 
@@ -155,16 +157,24 @@ Frames = Sequence[Any]  # bytes, memoryviews or arrays
 def encode(message: Message) -> list[Any]:
     """A message as frames: one, to which a batch's block may be added."""
     header = {"v": PROTOCOL, "type": type(message).__name__.lower(), **message.__dict__}
-    return [msgpack.packb(header)]
+    return [seal(msgpack.packb(header))]
+
+
+def seal(packed: bytes) -> bytes:
+    """A packed map with its checksum, xxh3-64, behind it."""
+    return packed + xxhash.xxh3_64_digest(packed)
 
 
 def decode(header: Any) -> Message:
     """Read the first frame. Raises WireError for anything that is not a message of this protocol version."""
     if len(header) > MAX_HEADER_BYTES:
         raise WireError(f"header of {len(header)} bytes: the limit is {MAX_HEADER_BYTES}")
+    packed, checksum = header[:-CHECKSUM_BYTES], header[-CHECKSUM_BYTES:]
+    if xxhash.xxh3_64_digest(packed) != checksum:
+        raise WireError("not a message, or a damaged one: its checksum differs")
     try:
         fields = msgpack.unpackb(
-            header, strict_map_key=True, max_map_len=MAX_ITEMS, max_array_len=MAX_ITEMS, max_bin_len=0, max_ext_len=0
+            packed, strict_map_key=True, max_map_len=MAX_ITEMS, max_array_len=MAX_ITEMS, max_bin_len=0, max_ext_len=0
         )
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise WireError(f"not a msgpack map: {error}") from error

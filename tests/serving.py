@@ -3,11 +3,12 @@
 import contextlib
 import json
 import os
+import socket as network
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from seqmesh.loader.client import Client
 from seqmesh.loader.endpoint import listening
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.handover import handing_over
+from seqmesh.loader.keys import prove_rank
 from seqmesh.loader.order import Order
 from seqmesh.loader.service import Service
 from seqmesh.loader.settings import LoaderSettings
@@ -32,12 +34,15 @@ SECONDS = 20.0  # within which everything must have happened, also on a busy mac
 # At the end of its input it leaves as it should.
 RANK = """
 import json, sys
+from pathlib import Path
 from seqmesh.loader import client
 from seqmesh.loader.batch import batch_digest
 from seqmesh.loader.feed import Position
 from seqmesh.loader.stream import StreamState
-endpoint, rank, peer, peers, keeps, credit, state, wave, client.SILENCE_SECONDS = json.loads(sys.argv[1])
-client, kept = client.Client(endpoint, rank=rank, peer=peer, peers=peers, credit=credit, timeout=20), []
+endpoint, rank, peer, peers, keeps, credit, state, wave, client.SILENCE_SECONDS, keys = json.loads(sys.argv[1])
+place = {"rank": rank, "peer": peer, "peers": peers}
+client = client.Client(endpoint, **place, credit=credit, timeout=20, keys=Path(keys) if keys else None)
+kept = []
 client.subscribe(Position(StreamState.from_dict(state), wave))
 for line in sys.stdin:
     for _ in range(int(line)):
@@ -53,7 +58,7 @@ client.close()
 
 class RankProcess:
     """A rank that reads when it is told to, and that can be stopped or killed. keeps: it lets go of no batch.
-    `position`: after its last batch."""
+    `position`: after its last batch. prefix: of its command. code: run before, in the same process."""
 
     def __init__(
         self,
@@ -65,11 +70,14 @@ class RankProcess:
         peers: int = 1,
         keeps: bool = False,
         credit: int = 1 << 20,
+        keys: Path | None = None,
+        prefix: Sequence[str] = (),
+        code: str = "",
     ) -> None:
         self.position = position
-        place = [position.state.to_dict(), position.wave]
-        argument = json.dumps([endpoint, rank, peer, peers, keeps, credit, *place, SILENCE_SECONDS])
-        command = [sys.executable, "-c", RANK, argument]
+        fields = [endpoint, rank, peer, peers, keeps, credit, position.state.to_dict(), position.wave]
+        argument = json.dumps([*fields, SILENCE_SECONDS, None if keys is None else str(keys)])
+        command = [*prefix, sys.executable, "-c", f"{code}\n{RANK}", argument]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def take(self, count: int) -> list[str]:
@@ -93,12 +101,13 @@ class RankProcess:
 
 
 @contextlib.contextmanager
-def server_process(order: Order, *, code: str = "") -> Iterator[subprocess.Popen[str]]:
-    """The loader's own command, serving; its log in `stderr`. code: run before, in the same process."""
+def server_process(order: Order, *, code: str = "", prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
+    """The loader's own command, serving; its log in `stderr`. code: run before, in the same process. prefix: of its
+    command."""
     command = f"{code}\nimport sys\nfrom seqmesh.loader.server import main\nsys.exit(main())"
     arguments = ["-c", command] if code else ["-m", "seqmesh.loader.server"]
     pipe = subprocess.PIPE
-    command_line = [sys.executable, *arguments]
+    command_line = [*prefix, sys.executable, *arguments]
     with subprocess.Popen(command_line, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         try:
             assert process.stdin
@@ -110,12 +119,15 @@ def server_process(order: Order, *, code: str = "") -> Iterator[subprocess.Popen
 
 
 @contextlib.contextmanager
-def service_thread(settings: LoaderSettings, endpoint: str) -> Iterator[Service]:
+def served_here(settings: LoaderSettings, endpoint: str, *, keys: Path | None = None) -> Iterator[Service]:
     """A loader in a thread of this process, which can be looked into; recycled slots are poisoned."""
     stop, ready = os.eventfd(0), threading.Event()
-    with listening(endpoint) as socket, handing_over(endpoint) as handover:
+    codes: list[int] = []
+    with (
+        listening(endpoint, keys=None if keys is None else str(keys)) as socket,
+        handing_over(endpoint) as handover,
+    ):
         service = Service(Feed(settings), socket, handover, poison=True)
-        codes: list[int] = []
         thread = threading.Thread(target=lambda: codes.append(service.run(ready=ready.set, until=[stop])))
         thread.start()
         try:
@@ -128,12 +140,20 @@ def service_thread(settings: LoaderSettings, endpoint: str) -> Iterator[Service]
         assert codes == [stop], "the service failed"
 
 
+def free_port() -> int:
+    """A port of this machine that nobody listened at just now."""
+    with network.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 @contextlib.contextmanager
-def connection(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
+def connection(endpoint: str, *, keys: Path | None = None) -> Iterator[zmq.Socket[bytes]]:
     """A bare socket to a loader, for what a client would never send."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
+        if keys is not None:
+            prove_rank(socket, keys)
         socket.connect(endpoint)
         yield socket
 

@@ -25,7 +25,7 @@ from seqmesh.loader.order import ServeOptions
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.tensors import TorchBatch
-from tests.serving import SECONDS, SILENCE_SECONDS, batch_bytes, digests_inline, is_running, service_thread, wait_until
+from tests.serving import SECONDS, SILENCE_SECONDS, batch_bytes, digests_inline, is_running, served_here, wait_until
 from tests.support import make_set, settings_for
 
 TOKENS = 4096
@@ -126,7 +126,7 @@ def first_of(client: Client, settings: LoaderSettings) -> Delivery:
 
 def test_a_slot_that_is_let_go_of_is_poisoned(settings: LoaderSettings, two_slots: int, tmp_path: Path) -> None:
     """The tests above can fail: whoever looks at memory after its time sees what it is filled with."""
-    with service_thread(settings, f"ipc://{tmp_path}/loader"):
+    with served_here(settings, f"ipc://{tmp_path}/loader"):
         client = Client(f"ipc://{tmp_path}/loader", rank=0, credit=two_slots, timeout=SECONDS)
         delivery: Delivery | None = first_of(client, settings)
         places = set[int]()
@@ -167,7 +167,7 @@ def test_views_of_an_earlier_session_are_not_overwritten(
     settings: LoaderSettings, every: list[str], two_slots: int, tmp_path: Path
 ) -> None:
     """A client that says hello again still holds what it held, also after it has closed."""
-    with service_thread(settings, f"ipc://{tmp_path}/loader") as service:
+    with served_here(settings, f"ipc://{tmp_path}/loader") as service:
         client = Client(f"ipc://{tmp_path}/loader", rank=0, credit=2 * two_slots, timeout=SECONDS)
         kept = [first_of(client, settings)]
         for number in range(1, 30):

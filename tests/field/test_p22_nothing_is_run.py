@@ -17,7 +17,7 @@ from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.server import serve
 from seqmesh.loader.service import MAX_REFUSALS_LOGGED
 from seqmesh.loader.settings import LoaderSettings
-from seqmesh.loader.wire import PROTOCOL, Error, Heartbeat
+from seqmesh.loader.wire import PROTOCOL, Error, Heartbeat, seal
 from tests.serving import SECONDS, connection, digests_inline, hello, say_hello, take, wait_for, wait_until
 from tests.support import make_set, settings_for
 
@@ -51,10 +51,11 @@ def packed_hello(**changes: Any) -> bytes:
 def attacks(marker: Path) -> dict[str, bytes]:
     return {
         "pickle": pickle.dumps(Mark(marker)),
-        "truncated map": packed_hello()[:-4],
-        "map of 4 GiB": b"\xdf\xff\xff\xff\xff",
-        "string of 4 GiB": b"\x81\xa1v\xdb\xff\xff\xff\xff",
-        "future version": packed_hello(v=PROTOCOL + 1),
+        "sealed pickle": seal(pickle.dumps(Mark(marker))),
+        "truncated map": seal(packed_hello()[:-4]),
+        "map of 4 GiB": seal(b"\xdf\xff\xff\xff\xff"),
+        "string of 4 GiB": seal(b"\x81\xa1v\xdb\xff\xff\xff\xff"),
+        "future version": seal(packed_hello(v=PROTOCOL + 1)),
         "random": random.Random(7).randbytes(500),
     }
 
@@ -131,7 +132,7 @@ def test_a_flood_neither_starves_a_rank_nor_fills_the_log(settings: LoaderSettin
 def test_a_state_that_is_not_one_is_refused_in_words(process: LoaderProcess) -> None:
     with connection(process.endpoint) as socket:
         say_hello(socket, credit=1, state={"__class__": 1})
-        assert "not a stream state" in wait_for(socket, Error).message
+        assert "stream state has version None" in wait_for(socket, Error).message
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.feed import Delivery, Draft, Feed, Position
 from seqmesh.loader.service import Service
 from seqmesh.loader.settings import LoaderSettings
-from tests.serving import SECONDS, RankProcess, digests_inline, service_thread, take, wait_until
+from tests.serving import SECONDS, RankProcess, digests_inline, served_here, take, wait_until
 from tests.support import long_tail, make_set, settings_for, walk
 
 LARGE = 1 << 20  # bytes of credit: for all batches at once
@@ -46,7 +46,7 @@ def every(settings: LoaderSettings) -> list[str]:
 
 @pytest.fixture
 def service(settings: LoaderSettings, tmp_path: Path) -> Iterator[Service]:
-    with service_thread(settings, f"ipc://{tmp_path}/loader") as service:
+    with served_here(settings, f"ipc://{tmp_path}/loader") as service:
         yield service
 
 
@@ -159,7 +159,7 @@ def test_what_is_in_use_may_lie_in_the_way_of_a_large_batch(tmp_path: Path) -> N
     data = make_set(tmp_path / "set", [440, 380, 800] * 10, shard_tokens=20_000)
     settings = settings_for(data, tokens_per_step=800, capacity=800, shuffle=False)
     every = digests_inline(settings, 0)
-    with service_thread(settings, f"ipc://{tmp_path}/loader") as service:
+    with served_here(settings, f"ipc://{tmp_path}/loader") as service:
         start = Position(service.feed.start)
         with peers_at(f"ipc://{tmp_path}/loader", start, [16384], timeout=5) as (client,):
             assert walk_with_views(client) == every

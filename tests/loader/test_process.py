@@ -12,10 +12,12 @@ import pytest
 import zmq
 
 from seqmesh.loader.batch import batch_digest
+from seqmesh.loader.child import Child
 from seqmesh.loader.client import Client
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.errors import LoaderError, LoaderTimeoutError
 from seqmesh.loader.feed import Feed, Position
+from seqmesh.loader.order import Order
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.reader import MAX_UNDER_WAY
 from seqmesh.loader.settings import LoaderSettings
@@ -149,7 +151,7 @@ def test_garbage_is_refused_and_nobody_else_notices(settings: LoaderSettings, pr
     client = client_of(process, 0)
     assert digests_from(client, Position(Feed(settings).start)) == digests_inline(settings, 0)
     client.close()
-    assert "refused a message: not a msgpack map" in process.log.read_text()
+    assert "refused a message: not a message, or a damaged one: its checksum differs" in process.log.read_text()
 
 
 def test_a_rank_that_is_not_in_the_job_is_told(process: LoaderProcess) -> None:
@@ -254,3 +256,13 @@ def test_a_socket_path_that_is_too_long_is_refused(
     with pytest.raises(LoaderError, match="too long for a socket"):
         LoaderProcess(settings)
     assert list(deep.iterdir()) == []
+
+
+def test_the_end_of_a_process_that_somebody_else_has_seen_is_no_fault(settings: LoaderSettings, tmp_path: Path) -> None:
+    """The thread that starts it again must not die of it."""
+    order = Order(settings=settings.resolved(), endpoint=f"ipc://{tmp_path}/loader", owner=os.getpid())
+    child = Child(order, tmp_path / "log")
+    os.kill(child.pid, signal.SIGKILL)
+    os.waitpid(child.pid, 0)  # as `poll` does before it notes what it found
+    assert child.open_end() is None
+    child.end()

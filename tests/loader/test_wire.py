@@ -28,6 +28,7 @@ from seqmesh.loader.wire import (
     decode_batch,
     encode,
     layout_of,
+    seal,
 )
 from tests.serving import hello
 from tests.support import make_set, settings_for
@@ -115,13 +116,27 @@ def packed(**changes: Any) -> bytes:
 )
 def test_anything_else_is_refused(frame: bytes, message: str) -> None:
     with pytest.raises(WireError, match=message):
-        decode(frame)
+        decode(seal(frame))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_a_flipped_bit_is_found(message: Message) -> None:
+    (frame,) = encode(message)
+    for bit in range(8 * len(frame)):
+        damaged = bytearray(frame)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(WireError, match="its checksum differs"):
+            decode(damaged)
+    for other in (b"", frame[:-1], frame + b"x"):
+        with pytest.raises(WireError, match="its checksum differs"):
+            decode(other)
 
 
 @given(st.binary(max_size=200))
 def test_random_bytes_never_do_more_than_be_refused(frame: bytes) -> None:
-    with pytest.raises(WireError):
-        decode(frame)
+    for each in (frame, seal(frame)):
+        with pytest.raises(WireError):
+            decode(each)
 
 
 def test_numpy_numbers_do_not_slip_into_a_state() -> None:

@@ -137,7 +137,7 @@ def test_a_damaged_shard_is_named(tmp_path: Path, data: Path, runtime: Path, dam
 
 
 def test_a_full_disk_is_named_and_spoils_no_checkpoint(tmp_path: Path, data: Path, runtime: Path) -> None:
-    """Files may grow to 40 kB, then to any size: the model's checkpoint is between the two. So does a rank's ring, which
+    """Files may grow to 40 kB, then to any size: the checkpoint of the model is between the two. So may a ring, which
     is memory that counts as a file."""
     model = {"vocab_size": VOCAB, "width": 64, "layers": 1, "heads": 2, "kv_heads": 1}
     job = write_job(tmp_path, data, model=model, steps=4, credit_bytes=30_000)
