@@ -311,7 +311,10 @@ class Client:
             found = fetch(self._served.rings, f"{name} {self._name}", self.timeout)
             if found is None:
                 raise WireError(f"the loader at {self.endpoint} has no ring {name!r} any more")
-            self._rings = {name: Mapping(*found)}
+            try:
+                self._rings = {name: Mapping(*found)}
+            except OSError as error:
+                raise LoaderError(f"{self._who}: a ring of {found[1]} bytes can not be mapped: {error}") from error
         return self._rings[name]
 
     def _break_silence(self) -> None:

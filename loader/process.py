@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import shutil
-import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Self
 
 from seqmesh.loader.child import Child
 from seqmesh.loader.errors import LoaderError, LoaderTimeoutError
+from seqmesh.loader.folder import private_folder
 from seqmesh.loader.handover import handover_path
 from seqmesh.loader.order import STOP, STOP_AND_CLEAR_UP, Order, ServeOptions
 from seqmesh.loader.ready import first_readable
@@ -186,10 +186,3 @@ class LoaderProcess:
         except LoaderError:
             log.warning("the new loader process did not come up")  # it is dead, too: the next round says more
         return restarts - 1
-
-
-def private_folder() -> Path:
-    """A new folder with a random name that only this user can enter, in the user's runtime folder where there is one,
-    else in the place of temporary files."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    return Path(tempfile.mkdtemp(prefix="seqmesh-", dir=runtime if runtime and os.access(runtime, os.W_OK) else None))

@@ -11,10 +11,10 @@ import yaml
 from rich.console import Console
 
 from seqmesh.loader.errors import ServingError
+from seqmesh.loader.folder import private_folder
 from seqmesh.loader.logs import log_json as log_as_json
 from seqmesh.loader.logs import log_plain
 from seqmesh.loader.order import FAILED, ServeOptions
-from seqmesh.loader.process import private_folder
 from seqmesh.loader.server import raise_exit, serve
 from seqmesh.loader.settings import LoaderSettings, make_settings
 
