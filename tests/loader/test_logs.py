@@ -12,7 +12,7 @@ import pytest
 from seqmesh.loader.logs import JsonFormatter, message_of
 from seqmesh.loader.order import Order
 from seqmesh.loader.settings import LoaderSettings
-from seqmesh.loader.wire import Error
+from seqmesh.loader.wire import Ack, Error, Unknown, encode
 from tests.serving import SECONDS, connection, say_hello, server_process, wait_for
 from tests.support import make_set, settings_for
 
@@ -41,6 +41,8 @@ def test_every_line_of_a_loader_is_one_json_object(settings: LoaderSettings, tmp
             say_hello(socket, credit=100)
             socket.send(b"\x80\x04cposix\nsystem\n")
             wait_for(socket, Error)
+            socket.send_multipart(encode(Ack(session=1, sequence=0, held=[])))
+            wait_for(socket, Unknown)  # it is done with the rank
             process.terminate()
             assert process.wait(SECONDS) == 143
         assert process.stderr
