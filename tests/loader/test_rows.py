@@ -78,7 +78,8 @@ def by_window(steps: list[Step]) -> list[list[Step]]:
 def epoch_of(window: list[Step]) -> int:
     """The one its documents are of; before its first step, the rest of an epoch may have been dropped."""
     after = window[-1].after
-    return after.epoch - (after.sources[0].position == 0)
+    source = after.sources[0]
+    return after.epoch - (source.position == source.offset == 0)
 
 
 cases = st.tuples(
