@@ -71,7 +71,7 @@ LARGE = 1 << 20  # tokens of a large pack
 Shape = tuple[int, int]  # ranks, tokens of a pack
 SHAPES: dict[Shape, tuple[str, ...]] = {
     (1, CAPACITY): tuple(USES),
-    (1, LARGE): (LOADER, FULL),
+    (1, LARGE): (RAW, EQUAL, GATHER, LOADER, COPIES, FULL),
     (2, CAPACITY): (LOADER,),
     (4, CAPACITY): (LOADER,),
 }
@@ -155,9 +155,9 @@ def figures(rows: dict[str, dict[str, Row]], ranks: int) -> Iterator[Ratio]:
     if ranks == 1:
         yield rate("total_rate", cpu[LOADER])
         yield rate("total_rate_full", cpu[FULL])
-    if COPIES in rank:
         yield ratio("trainer_rate_copy_vs_copy", rank[COPIES], rank[EQUAL])
         yield ratio("gather_vs_roof", rank[GATHER], rank[RAW])
+    if INLINE in rank:
         yield ratio("inline_vs_roof", rank[INLINE], rank[RAW])
 
 

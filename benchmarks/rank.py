@@ -36,7 +36,7 @@ from seqmesh.benchmarks.processes import cpu_of_children
 from seqmesh.benchmarks.rank_jobs import COPY, EQUAL, FIRST, GATHER, INLINE, PLAN, PROCESS, RAW, RESUME, Job, Taken
 from seqmesh.benchmarks.roofs import raw_gather
 from seqmesh.benchmarks.shards import mapped_ids
-from seqmesh.loader.batch import ARRAYS, fill, outline
+from seqmesh.loader.batch import ARRAYS, Outline, outline, write
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.planner import Step
@@ -87,14 +87,11 @@ def plan(settings: LoaderSettings, _job: Job, _stack: ExitStack) -> Iterator[int
 
 def gather(settings: LoaderSettings, job: Job, _stack: ExitStack) -> Iterator[int]:
     """The loader's gather alone, to memory that is used again, as a ring's is."""
-    feed, steps = _planned(settings)
-    block = np.empty(0, np.uint8)
-    for step in steps:
-        for wave in range(int(step.plan.waves[job.rank])):
-            drawn = outline(step, job.rank, wave, settings)
-            if drawn.nbytes > len(block):
-                block = np.empty(drawn.nbytes, np.uint8)
-            yield fill(feed.shards, drawn, block).tokens
+    shards, outlines = _planned(settings)[0].shards, _outlines(settings, job.rank)
+    block = np.empty(max(each.nbytes for each in outlines), np.uint8)
+    for each in outlines:
+        write(shards, each, block)
+        yield int(each.scalars["tokens"])
 
 
 def inline(settings: LoaderSettings, job: Job, stack: ExitStack) -> Iterator[int]:
@@ -165,6 +162,8 @@ def _prepare(settings: LoaderSettings, job: Job) -> None:
         _warm(settings)
     if job.way == RAW:
         _places(settings, job.rank)
+    if job.way == GATHER:
+        _outlines(settings, job.rank)
 
 
 def _packs(ids: list[npt.NDArray[Any]], capacity: int) -> Iterator[npt.NDArray[Any]]:
@@ -203,6 +202,16 @@ def _places(settings: LoaderSettings, rank: int) -> list[tuple[Int64Array, Int64
             addresses = feed.shards.addresses(step.documents.document[order])
             found.append((addresses, step.plan.lengths[order] * feed.shards.token_dtype.itemsize))
     return found
+
+
+@cache
+def _outlines(settings: LoaderSettings, rank: int) -> list[Outline]:
+    """All of this rank's batches, but for their tokens."""
+    return [
+        outline(step, rank, wave, settings)
+        for step in _planned(settings)[1]
+        for wave in range(int(step.plan.waves[rank]))
+    ]
 
 
 @cache

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from seqmesh.loader.errors import ShardError
-from seqmesh.loader.gather import DOCUMENT, gather, outline_segments, write_segments
+from seqmesh.loader.gather import DOCUMENT, outline_segments, write_block
 from seqmesh.loader.planner import Step
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.shards import ShardSet
@@ -103,6 +103,7 @@ ARRAYS = {
     "ring_ranks": "int64",
 }
 _DTYPES = tuple(np.dtype(dtype) for dtype in ARRAYS.values())
+_LABELS = tuple(ARRAYS).index("labels")
 _WIDTHS = tuple(dtype.itemsize for dtype in _DTYPES)
 _COUNTS = ("max_seqlen", "pad", "step", "epoch", "wave", "waves", "tokens", "tokens_in_step")
 SCALARS: dict[str, type] = {
@@ -217,31 +218,27 @@ def outline(step: Step, rank: int, wave: int, settings: LoaderSettings, *, next_
 def fill(shards: ShardSet, outline: Outline, block: npt.NDArray[np.uint8] | None = None) -> NumpyBatch:
     """Gather a micro-batch from the shards into `block`: at least `outline.nbytes` bytes, by default new ones. The
     batch's arrays are views of it. Raises as `write` does."""
-    fields: dict[str, Any] = {
-        **write(shards, outline, np.empty(outline.nbytes, np.uint8) if block is None else block),
-        **outline.scalars,
-    }
+    block = np.empty(outline.nbytes, np.uint8) if block is None else block
+    write(shards, outline, block)
+    fields: dict[str, Any] = arrays_at(block, outline.lengths, outline.starts) | outline.scalars
     return PackedBatch(**fields)
 
 
-def write(shards: ShardSet, outline: Outline, block: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
+def write(shards: ShardSet, outline: Outline, block: npt.NDArray[np.uint8]) -> None:
     """Gather the arrays of a micro-batch into `block`. Raises ShardError where a shard is damaged, ValueError where the
     block is too small."""
     if len(block) < outline.nbytes:
         raise ValueError(f"the block has {len(block)} bytes: its arrays need {outline.nbytes}")
-    arrays = arrays_at(block, outline.lengths, outline.starts)
-    input_ids, labels, position_ids, *columns = arrays.values()
-    write_segments(outline.segments, outline.members, *columns)
     documents = outline.segments[DOCUMENT]
     addresses = shards.addresses(documents)
-    vocabulary = shards.manifest.vocab_size
-    width = shards.token_dtype.itemsize
-    bad = gather(outline.segments, addresses, width, vocabulary, input_ids, labels, position_ids)
+    vocabulary, width = shards.manifest.vocab_size, shards.token_dtype.itemsize
+    place = outline.starts, outline.lengths
+    bad = write_block(outline.segments, outline.members, addresses, width, vocabulary, block, *place)
     if bad >= 0:
         raise ShardError(
             f"{shards.file_of(int(documents[bad]))}: document {documents[bad]} holds an id that is not below the "
             f"vocabulary's size, {vocabulary}; the file is damaged"
         )
-    if len(labels) and (spans := shards.spans(documents)) is not None:
+    if outline.lengths[_LABELS] and (spans := shards.spans(documents)) is not None:
+        labels = arrays_at(block, outline.lengths, outline.starts)["labels"]
         mask_labels(outline.segments, spans.address, spans.count, labels)
-    return arrays

@@ -1,4 +1,4 @@
-"""`Service`: the loop of the loader process. Hears ranks, sends each its batches, gathers every batch once.
+"""`Service`: the loop of the loader process. Hears ranks, sends each what `supply` has for it, and knows who is there.
 
 A rank is served as long as the credit it gave, in bytes, lasts, so the memory held for a slow or dead rank is bounded
 and nobody waits for anybody. Where the loader listens, and how its process begins and ends, is `server`'s.
@@ -13,18 +13,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import zmq
 
-from seqmesh.loader.arena import Block, Ring, Slot
 from seqmesh.loader.errors import LoaderError, WireError
-from seqmesh.loader.feed import Draft, Feed, Position
+from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.handover import Handover
-from seqmesh.loader.reader import Reader, Sent
+from seqmesh.loader.reader import Reader
 from seqmesh.loader.stream import StreamState
+from seqmesh.loader.supply import Supply
 from seqmesh.loader.wire import (
     Ack,
-    Batch,
     Bye,
     End,
     Error,
@@ -32,7 +30,6 @@ from seqmesh.loader.wire import (
     Message,
     Unknown,
     Welcome,
-    block_checksum,
     decode,
     encode,
 )
@@ -64,10 +61,9 @@ class Service:
         self.handover = handover
         self.job = secrets.token_hex(8)
         self.counters = feed.counters
-        self._poison = poison
+        self._supply = Supply(feed, poison=poison)
         self._readers: dict[bytes, Reader] = {}
         self._left: list[Reader] = []  # served no longer, but their processes may still look at slots
-        self._rings: dict[int, Ring] = {}
         self._poller = zmq.Poller()
 
     def run(self, *, ready: Callable[[], None], until: Sequence[int]) -> int:
@@ -104,8 +100,7 @@ class Service:
         for reader in (*self._readers.values(), *self._left):
             if reader.pidfd >= 0:
                 os.close(reader.pidfd)
-        for ring in self._rings.values():
-            ring.close()
+        self._supply.close()
 
     def _idle_milliseconds(self) -> int | None:
         """How long nothing has to be done by itself: until the next heartbeat is due; None: for ever."""
@@ -135,14 +130,14 @@ class Service:
             case Ack() if reader:
                 reader.unanswered = 0
                 if message.session == reader.session:  # one of an earlier session says nothing about this one
-                    self._note_delivered(reader, message.sequence)
-                    self._free(reader, reader.let_go(message.sequence, message.held))
+                    self._supply.note_delivered(reader, message.sequence)
+                    self._supply.take_back(reader, reader.let_go(message.sequence, message.held))
             case Ack():
                 self._send(identity, Unknown(session=message.session))
             case Bye():  # also of one whose connection was found gone before this was heard
                 reader = reader or next((left for left in self._left if left.identity == identity), None)
                 if reader:
-                    self._note_delivered(reader, message.sequence)
+                    self._supply.note_delivered(reader, message.sequence)
                     self._leave(reader, held=message.held)
             case _:
                 raise WireError(f"a {type(message).__name__.lower()} from a rank")
@@ -159,13 +154,13 @@ class Service:
         try:
             position = self._check(hello)
             if hello.transport == "shm" and hello.credit:
-                self._ring(hello.rank).reserve(hello.credit)
+                self._supply.ring(hello.rank).reserve(hello.credit)
         except (ValueError, LoaderError) as error:
             self._send(identity, Error(session=hello.session, message=str(error)))
             return
         reader = self._reader(identity, hello, position)
-        self._note_delivered(reader, hello.sequence)
-        self._free(reader, reader.let_go(1 << 63, hello.held))
+        self._supply.note_delivered(reader, hello.sequence)
+        self._supply.take_back(reader, reader.let_go(1 << 63, hello.held))
         reader.session, reader.sequence, reader.got = hello.session, hello.sequence, hello.sequence
         reader.position, reader.limit, reader.transport = position, hello.credit, hello.transport
         reader.waiting, reader.ended = None, False
@@ -221,7 +216,7 @@ class Service:
             limit=hello.credit,
         )
         reader.identity = identity
-        self._ring(hello.rank).expect(hello.peer)
+        self._supply.ring(hello.rank).expect(hello.peer)
         self._readers[identity] = reader
         return reader
 
@@ -240,16 +235,11 @@ class Service:
         if descriptor != self.handover.listener.fileno():
             self._poller.unregister(descriptor)
         known = set(self.handover.descriptors)
-        served = self.handover.serve(descriptor, self._find_arena)
+        served = self.handover.serve(descriptor, self._supply.find_memory)
         for new in set(self.handover.descriptors) - known:
             self._poller.register(new, zmq.POLLIN)
         if served is not None:
             self._watch(*served)
-
-    def _find_arena(self, ticket: str) -> tuple[int, int] | None:
-        """Descriptor and size of the arena that a ticket, `arena client`, is for."""
-        name, _, _ = ticket.partition(" ")
-        return next((found for ring in self._rings.values() if (found := ring.descriptor(name))), None)
 
     def _watch(self, ticket: str, pidfd: int) -> None:
         """The reader that got memory is this process: its end will be seen."""
@@ -285,9 +275,9 @@ class Service:
             del self._readers[reader.identity]
         if reader in self._left:
             self._left.remove(reader)
-        self._free(reader, reader.let_go(1 << 63, held if reader.pidfd >= 0 else ()))
+        self._supply.take_back(reader, reader.let_go(1 << 63, held if reader.pidfd >= 0 else ()))
         if served:  # or another may be in its place by now
-            self._ring(reader.rank).forget(reader.peer)
+            self._supply.ring(reader.rank).forget(reader.peer)
         if reader.under_way:
             self._left.append(reader)
         elif reader.pidfd >= 0:
@@ -307,120 +297,24 @@ class Service:
         if reader.ended or reader.limit == 0:
             return False
         try:
-            return self._send_shared(reader) if reader.transport == "shm" else self._send_frame(reader)
+            frames = self._supply.next_batch(reader, self._behind(reader))
         except (LoaderError, ValueError) as error:
             self._drop(reader, str(error))
             return False
-
-    def _draft(self, reader: Reader) -> Draft | None:
-        """The reader's next batch, if there is one and credit for it. Says so where there is none."""
-        if reader.waiting is None:
-            reader.waiting = self.feed.draft(reader.rank, reader.position)
-        if reader.waiting is None:
-            reader.ended = True
+        if reader.ended:
             self._send(reader.identity, End(session=reader.session, sequence=reader.sequence))
-            return None
-        return reader.waiting if reader.may_send(reader.waiting.nbytes) else None
-
-    def _send_shared(self, reader: Reader) -> bool:
-        """Send the slot that another peer has had filled, or fill one. A batch for which there is no room though
-        the rank has got all before it goes as a frame: it is larger than the ring, or than what is free in one piece
-        while this rank and others hold the rest."""
-        ring = self._ring(reader.rank)
-        slot = ring.find(reader.position)
-        if slot is None:
-            if (draft := self._draft(reader)) is None:
-                return False
-            awaited = self._behind(reader)
-            slot = ring.make(reader.position, draft.nbytes, awaited=awaited, urgent=reader.has_all)
-            if slot is None:
-                return reader.has_all and self._send_frame(reader)
-            self._fill(slot, draft)
-        draft = slot.content
-        if not reader.may_send(slot.size):
-            return False
-        ring.hand_out(slot, reader.peer, reader)
-        header = self._header(reader, draft, arena=slot.arena.name, offset=slot.offset)
-        return self._dispatch(reader, draft, slot, header)
-
-    def _send_frame(self, reader: Reader) -> bool:
-        if (draft := self._draft(reader)) is None:
-            return False
-        block = self._gather(draft, None)
-        header = self._header(reader, draft, checksum=block_checksum(block))
-        return self._dispatch(reader, draft, None, [*header, block])
-
-    def _fill(self, slot: Slot, draft: Draft) -> None:
-        """Gather a batch into its slot; the slot is free again where that fails."""
-        try:
-            self._gather(draft, slot.block)
-        except BaseException:
-            slot.awaited.clear()
-            self._rings[draft.rank].release(slot, None)
-            raise
-        slot.content = draft
-
-    def _gather(self, draft: Draft, block: Block | None) -> Block:
-        """Gather a batch into a block, by default a new one."""
-        block = np.empty(draft.nbytes, np.uint8) if block is None else block
-        begin = time.perf_counter()
-        draft.write(block)
-        self.counters.read_seconds += time.perf_counter() - begin
-        self.counters.read_batches += 1
-        self.counters.read_tokens += draft.tokens
-        self.counters.read_bytes += draft.nbytes
-        return block
-
-    def _header(
-        self, reader: Reader, draft: Draft, *, arena: str = "", offset: int = 0, checksum: int = 0
-    ) -> list[Any]:
-        after = draft.next_position.state.to_dict() if draft.next_position.wave == 0 else None
-        header = Batch(
-            session=reader.session,
-            sequence=reader.sequence,
-            scalars=draft.outline.scalars,
-            lengths=list(draft.outline.lengths),
-            after=after,
-            arena=arena,
-            offset=offset,
-            checksum=checksum,
-        )
-        return encode(header)
-
-    def _dispatch(self, reader: Reader, draft: Draft, slot: Slot | None, frames: list[Any]) -> bool:
-        counters = self.counters.ranks[reader.rank]
-        counters.sent += 1
-        counters.sent_bytes += draft.nbytes
-        counters.under_way_bytes += draft.nbytes
-        reader.note_sent(Sent(draft.nbytes, draft.tokens, slot), draft.next_position)
-        return self._send_frames(reader.identity, frames)
+        return frames is not None and self._send_frames(reader.identity, frames)
 
     def _behind(self, reader: Reader) -> list[int]:
         """Peers of this reader that will want the batch it gets now: those that have yet to come there."""
+        if reader.peers == 1:
+            return []
         others = {other.peer: other for other in self._readers.values() if other.rank == reader.rank}
         return [
             peer
             for peer in range(reader.peers)
             if peer != reader.peer and (peer not in others or _place(others[peer]) <= _place(reader))
         ]
-
-    def _ring(self, rank: int) -> Ring:
-        if rank not in self._rings:
-            self._rings[rank] = Ring(poison=self._poison)
-        return self._rings[rank]
-
-    def _note_delivered(self, reader: Reader, before: int) -> None:
-        counters = self.counters.ranks[reader.rank]
-        for sent in reader.acknowledge(before):
-            counters.delivered += 1
-            counters.delivered_tokens += sent.tokens
-
-    def _free(self, reader: Reader, gone: Iterable[Sent]) -> None:
-        """What a reader let go of: credit, and slots that may be used again."""
-        for sent in gone:
-            self.counters.ranks[reader.rank].under_way_bytes -= sent.size
-            if sent.slot:
-                self._rings[reader.rank].release(sent.slot, reader)
 
     def _beat(self) -> None:
         """A heartbeat for each rank that got nothing for a while; finds connections that are gone."""

@@ -80,4 +80,5 @@ def _say(console: Console, settings: LoaderSettings, endpoint: str, options: Ser
     ranks = "rank 0" if settings.ranks == 1 else f"ranks 0 to {settings.ranks - 1}"
     keys = f', keys="{options.keys}"' if options.keys else ""
     console.print(f"serving {settings.data} for {ranks} at {endpoint}", highlight=False, soft_wrap=True)
-    console.print(f'  Loader(endpoint="{endpoint}", rank=0{keys})', highlight=False, soft_wrap=True)
+    reached = endpoint.replace("//0.0.0.0:", "//HOST:").replace("//*:", "//HOST:").replace("//[::]:", "//HOST:")
+    console.print(f'  Loader(endpoint="{reached}", rank=0{keys})', highlight=False, soft_wrap=True)

@@ -190,4 +190,4 @@ def test_views_of_an_earlier_session_are_not_overwritten(
             del delivery
         other.close()
         assert [batch_digest(each.batch) for each in kept] == every[:3]
-        wait_until(lambda: len(service._rings[0]._slots) == 3)
+        wait_until(lambda: len(service._supply.ring(0)._slots) == 3)

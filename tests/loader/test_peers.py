@@ -76,7 +76,7 @@ def peers_at(
 
 
 def slots_of(service: Service, rank: int = 0) -> list[Any]:
-    return list(service._rings[rank]._slots.values())
+    return list(service._supply._rings[rank]._slots.values())
 
 
 def walk_with_views(client: Client) -> list[str]:
@@ -101,7 +101,7 @@ def test_three_peers_get_the_same_batches_which_are_gathered_once(
         assert service.counters.read_batches == len(every)
         assert service.counters.ranks[0].sent == 3 * len(every)
         (name,) = {name for client in clients for name in client._rings}
-        assert service._find_arena(f"{name} x") is not None
+        assert service._supply.find_memory(f"{name} x") is not None
         lines = re.findall(r"^\S+ (\S+) \S+ (\S+ \d+) +/memfd:seqmesh-ring", Path("/proc/self/maps").read_text(), re.M)
         assert sorted(protection for protection, _ in lines) == ["r--s"] * 3 + ["rw-s"]
         assert len({memory for _, memory in lines}) == 1
@@ -289,9 +289,9 @@ def test_a_peer_is_awaited_though_the_one_before_it_leaves_after_it_came(
     del kept
     before.close()
     wait_until(lambda: not service._left)
-    assert service._rings[0]._gone == set()
+    assert service._supply._rings[0]._gone == set()
     after.close()
-    wait_until(lambda: service._rings[0]._gone == {1})
+    wait_until(lambda: service._supply._rings[0]._gone == {1})
 
 
 @pytest.mark.parametrize("keeps", [True, False])
