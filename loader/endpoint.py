@@ -10,6 +10,7 @@ from pathlib import Path
 import filelock
 import zmq
 
+from seqmesh.loader.handover import check_length
 from seqmesh.loader.keys import proving_loader
 from seqmesh.loader.wire import MAX_HEADER_BYTES
 
@@ -20,8 +21,9 @@ DEAD_SECONDS = 6  # and a connection is cut where no answer came for so long
 
 
 def check_endpoint(endpoint: str, *, keys: str | None = None) -> None:
-    """Raises ValueError for an address that other machines could reach without keys: nothing would encrypt or
-    authenticate the link."""
+    """Raises ValueError for an address that other machines could reach without keys, since nothing would encrypt or
+    authenticate the link; and for a path that is too long."""
+    check_length(endpoint)
     if endpoint.startswith("tcp://") and keys is not None:
         return
     if not endpoint.startswith(ALLOWED):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from seqmesh.loader.errors import LoaderError, LoaderTimeoutError
 
 SUFFIX = ".rings"  # of the endpoint's path
+MAX_SOCKET_PATH = 107  # sun_path of a Unix socket, without its final zero
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 DESCRIPTOR = struct.Struct("i")
 MAX_NAME = 64
@@ -28,6 +29,12 @@ Find = Callable[[str], tuple[int, int] | None]  # descriptor and size of the are
 def handover_path(endpoint: str) -> str:
     """Where the loader at an endpoint hands over memory; empty where ranks are not on its machine for certain."""
     return endpoint.removeprefix("ipc://") + SUFFIX if endpoint.startswith("ipc://") else ""
+
+
+def check_length(endpoint: str) -> None:
+    """Raises ValueError for an ipc endpoint whose path is too long for the sockets there."""
+    if len(os.fsencode(path := handover_path(endpoint))) > MAX_SOCKET_PATH:
+        raise ValueError(f"{path}: over {MAX_SOCKET_PATH} bytes, too long for a socket; choose a shorter folder")
 
 
 @dataclass(slots=True)

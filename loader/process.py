@@ -18,13 +18,12 @@ from typing import Self
 from seqmesh.loader.child import Child
 from seqmesh.loader.errors import LoaderError, LoaderTimeoutError
 from seqmesh.loader.folder import private_folder
-from seqmesh.loader.handover import handover_path
+from seqmesh.loader.handover import check_length
 from seqmesh.loader.order import STOP, STOP_AND_CLEAR_UP, Order, ServeOptions
 from seqmesh.loader.ready import first_readable
 from seqmesh.loader.settings import LoaderSettings
 
 START_SECONDS = 120.0  # compiling the routines for the first time on a busy machine takes most of it
-MAX_SOCKET_PATH = 107  # sun_path of a Unix socket, without its final zero
 
 log = logging.getLogger("seqmesh.loader")
 
@@ -126,10 +125,10 @@ class LoaderProcess:
 
     def _fill_places(self) -> None:
         """Start as many processes as are missing. Raises what `__init__` raises."""
-        if len(os.fsencode(path := handover_path(self.endpoint))) > MAX_SOCKET_PATH:
-            raise LoaderError(
-                f"{path}: over {MAX_SOCKET_PATH} bytes, too long for a socket; set TMPDIR to a shorter one"
-            )
+        try:
+            check_length(self.endpoint)
+        except ValueError as error:
+            raise LoaderError(f"{error}: set TMPDIR to one") from error
         while len(self._children) < self._places:
             options = replace(self._order.options, standby=bool(self._children))
             child = Child(replace(self._order, options=options), self.log)

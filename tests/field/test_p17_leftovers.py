@@ -82,7 +82,7 @@ def job(settings: LoaderSettings) -> Iterator[Job]:
 
 def shared_memory() -> set[str]:
     """Whatever might be ours among what has a name in shared memory."""
-    return {name for name in os.listdir("/dev/shm") if "seqmesh" in name}
+    return {name for name in os.listdir("/dev/shm") if "seqmesh" in name and not name.startswith("seqmesh-bench-")}
 
 
 def open_descriptors(pid: int | str = "self") -> int:

@@ -77,10 +77,11 @@ def test_a_misspelt_option_is_a_usage_error() -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_serve_serves_until_it_is_told_to_stop(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_serve_serves_until_it_is_told_to_stop(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, number: signal.Signals, code: int
+) -> None:
     data = make_set(tmp_path / "set", [5, 9, 3])
-    runtime = tmp_path / "runtime"
-    runtime.mkdir()
+    runtime = tmp_path_factory.mktemp("r")  # paths of sockets must be short
     arguments = ["serve", str(data), "--tokens-per-step", "32", "--capacity", "16", "--epochs", "1"]
     environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "seqmesh.tools.cli", *arguments]
@@ -116,6 +117,32 @@ def test_serve_does_not_take_a_socket_from_another(tmp_path: Path) -> None:
         with Loader(endpoint=f"ipc://{tmp_path}/s", rank=0) as loader:
             assert next(iter(loader)).tokens == 5
         first.terminate()
+
+
+def test_serve_takes_its_settings_from_a_file_and_options_go_before_them(tmp_path: Path) -> None:
+    data = make_set(tmp_path / "set", [5, 9, 3])
+    file = tmp_path / "loader.yaml"
+    file.write_text(f"data: {data}\nbatching: rows\nrows_per_step: 2\ncapacity: 16\nranks: 2\nepochs: 1\n")
+    endpoint = f"ipc://{tmp_path}/s"
+    arguments = ["serve", "--settings", str(file), "--ranks", "1", "--endpoint", endpoint, "--log-json"]
+    command = [sys.executable, "-m", "seqmesh.tools.cli", *arguments]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process, killed_after(process):
+        assert process.stdout is not None
+        process.stdout.readline()
+        with Loader(endpoint=endpoint, rank=0) as loader:
+            assert (loader.settings.batching, loader.settings.ranks, loader.settings.seed) == ("rows", 1, 0)
+            assert sum(batch.tokens for batch in loader) == 17
+        process.terminate()
+    file.write_text("rows: 3\n")
+    assert "does not make loader settings: data: Field required" in seqmesh("serve", "--settings", file).stderr
+
+
+def test_keys_are_made_once(tmp_path: Path) -> None:
+    made = seqmesh("keys", tmp_path / "keys")
+    assert (made.returncode, made.stderr) == (0, "")
+    again = seqmesh("keys", tmp_path / "keys")
+    assert (again.returncode, "File exists" in again.stderr) == (1, True)
 
 
 def test_serve_listens_on_this_machine_only(tmp_path: Path) -> None:
