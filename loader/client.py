@@ -10,6 +10,7 @@ is left.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
 from collections import deque
@@ -93,6 +94,7 @@ class Client:
         self.rank, self.peer, self.peers = rank, peer, peers
         self.timeout = timeout
         self.transport: Transport = transport_of(endpoint, transport)
+        self._process = os.getpid()
         self._name = secrets.token_hex(8)
         self._credit = credit
         self._alive = alive
@@ -134,7 +136,9 @@ class Client:
         return self._open(None)
 
     def subscribe(self, position: Position) -> None:
-        """Ask for the batches from a position on; what an earlier subscription left under way is dropped."""
+        """Ask for the batches from a position on; what an earlier subscription left under way is dropped. Raises
+        LoaderError in a process that was forked from the one that opened this client."""
+        self._check_process()
         self._open(position)
 
     def next(self) -> Delivery | None:
@@ -144,6 +148,7 @@ class Client:
         LoaderTimeoutError without a batch in time, CreditError where batches in use hold all the credit, LoaderError
         where the loader reports one, WireError for a batch that is not the one expected.
         """
+        self._check_process()
         if self._ended:
             return None
         self._settle()
@@ -173,9 +178,9 @@ class Client:
         self._send(Ack(session=self._session, sequence=self._sequence, held=sorted(self._held)))
 
     def close(self) -> None:
-        """Leave. Takes half a second at most, also when the loader is gone; does nothing the second time. Views stay
-        what they are until this process ends."""
-        if self._socket.closed:
+        """Leave. Takes half a second at most, also when the loader is gone; does nothing the second time, nor in a
+        forked process. Views stay what they are until this process ends."""
+        if self._socket.closed or self._process != os.getpid():
             return
         self._settle()
         self._send(Bye(session=self._session, sequence=self._sequence, held=sorted(self._held)))
@@ -183,6 +188,14 @@ class Client:
         self._monitor.close(linger=0)
         self._socket.close()
         self._context.term()
+
+    def _check_process(self) -> None:
+        """A forked process shares the socket, but has none of the threads that serve it: it would wait for ever."""
+        if self._process != os.getpid():
+            raise LoaderError(
+                f"{self._who}: opened in process {self._process}, used in process {os.getpid()}, which was forked from "
+                "it: open a loader where it is used"
+            )
 
     @property
     def _who(self) -> str:

@@ -104,8 +104,9 @@ class LoaderProcess:
             self._fill_places()
 
     def stop(self) -> None:
-        """End the process, within seconds, and remove its folder. Does nothing the second time."""
-        if self._stopped:
+        """End the process, within seconds, and remove its folder. Does nothing the second time, nor in a process that
+        was forked from the owner."""
+        if self._stopped or os.getpid() != self._order.owner:
             return
         self._stopped = True
         os.eventfd_write(self._stop, 1)

@@ -6,6 +6,7 @@ other threads, and give one answer whatever the number of threads.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -24,8 +25,13 @@ import numba
 import numpy as np
 import pytest
 
+from seqmesh.loader.batch import batch_digest
+from seqmesh.loader.embedded import Loader
+from seqmesh.loader.errors import LoaderError
 from seqmesh.packer import pack
 from seqmesh.packer.bins import METHODS
+from tests.serving import digests_inline
+from tests.support import make_set, settings_for
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = 8
@@ -184,3 +190,23 @@ def test_threads_do_not_change_the_answer(method: str) -> None:
     for bins in together:
         assert np.array_equal(bins.bin_of, alone.bin_of)
         assert np.array_equal(bins.order, alone.order)
+
+
+def test_a_loader_that_is_used_after_a_fork_raises_at_once_and_the_owner_goes_on(tmp_path: Path) -> None:
+    settings = settings_for(make_set(tmp_path / "set", [10] * 20), tokens_per_step=10, capacity=10)
+    with Loader(settings, rank=0, timeout=20) as loader:
+        taken = [batch_digest(next(iter(loader)))]
+        child = os.fork()
+        if child == 0:  # whatever happens, it must not go on with the tests
+            code = 1
+            with contextlib.suppress(BaseException):
+                try:
+                    next(iter(loader))
+                except LoaderError as error:
+                    code = 0 if "which was forked from it" in str(error) else 2
+                loader.close()
+            os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        taken += [batch_digest(batch) for batch in loader]
+    assert taken == digests_inline(settings, 0)
