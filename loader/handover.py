@@ -77,10 +77,12 @@ class Handover:
         except OSError:
             return
         connection.setblocking(False)
-        if _credentials(connection)[1] != os.geteuid() or len(self._pending) >= MAX_PENDING:
+        if _credentials(connection)[1] != os.geteuid():
             connection.close()
-        else:
-            self._pending[connection.fileno()] = connection
+            return
+        self._pending[connection.fileno()] = connection
+        if len(self._pending) > MAX_PENDING:  # whoever has been silent for longest keeps nobody out
+            self._pending.pop(next(iter(self._pending))).close()
 
     def close(self) -> None:
         for connection in self._pending.values():

@@ -85,8 +85,7 @@ class Service:
             if ended := ready.intersection(until):
                 return next(descriptor for descriptor in until if descriptor in ended)
             self._hear()
-            # Of one that has said good-bye just now nothing is to be noticed any more.
-            self._notice([each for each in ready if each is not self.socket and each in self._poller])
+            self._notice(each for each in ready if each is not self.socket)
             busy = self._serve()
             self._beat()
 
@@ -223,8 +222,10 @@ class Service:
     # Who is gone.
 
     def _notice(self, descriptors: Iterable[Any]) -> None:
-        """Ranks that want memory, and processes that have ended."""
+        """Ranks that want memory, and processes that have ended; but nothing of those that have left just now."""
         for descriptor in descriptors:
+            if descriptor not in self._poller:
+                continue
             if self.handover and descriptor in self.handover.descriptors:
                 self._hand_over(descriptor)
             else:
@@ -234,9 +235,12 @@ class Service:
         assert self.handover is not None
         if descriptor != self.handover.listener.fileno():
             self._poller.unregister(descriptor)
-        known = set(self.handover.descriptors)
+        before = set(self.handover.descriptors)
         served = self.handover.serve(descriptor, self._supply.find_memory)
-        for new in set(self.handover.descriptors) - known:
+        after = set(self.handover.descriptors)
+        for gone in before - after - {descriptor}:
+            self._poller.unregister(gone)
+        for new in after - before:
             self._poller.register(new, zmq.POLLIN)
         if served is not None:
             self._watch(*served)
