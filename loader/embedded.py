@@ -216,7 +216,12 @@ class Loader:
         self._source = Inline(feed, self.rank)
 
     def _open_client(self, settings: LoaderSettings | None, connect: Callable[..., Client]) -> None:
-        client = connect(alive=self._process.check if self._process else lambda: None)
+        try:
+            client = connect(alive=self._process.check if self._process else lambda: None)
+        except BaseException:
+            if self._process:
+                self._process.stop()
+            raise
         self._source = client
         try:
             welcome = client.welcome()

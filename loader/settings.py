@@ -147,6 +147,7 @@ class LoaderSettings:
                 raise ValueError("delay and mixture are both set: documents of several sources can not be held back")
 
     def _check_shape(self) -> None:
+        object.__setattr__(self, "fields", tuple(self.fields))  # a list would leave the settings without a hash
         known = get_args(TokenField)
         if len(set(self.fields) & set(known)) < len(self.fields):
             raise ValueError(f"fields is {list(self.fields)}: must be of {', '.join(known)}, each at most once")

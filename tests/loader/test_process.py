@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -211,6 +212,33 @@ def test_a_killed_loader_is_reported_at_once_with_its_exit_code(settings: Loader
 def test_a_loader_that_is_not_there_is_a_timeout_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(LoaderTimeoutError, match=rf"rank 3: no answer .* ipc://{tmp_path}/x within 0.5 s"):
         Loader(endpoint=f"ipc://{tmp_path}/x", rank=3, timeout=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"credit_bytes": 0}, "credit is 0 bytes"),
+        ({"timeout": -1.0}, "timeout -1 s"),
+        ({"peer": 2, "peers": 2}, "peer is 2 of 2"),
+        ({"rank": -1}, "rank is -1"),
+        ({"transport": "tcp"}, "transport is 'tcp': must be auto, shm or zmq"),
+        ({"keys": "nowhere"}, "keys is 'nowhere': has no loader.key"),
+    ],
+)
+def test_unfit_options_are_refused_by_name_and_leave_no_process(
+    process: LoaderProcess, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Loader(endpoint=process.endpoint, **{"rank": 0} | options)
+
+
+def test_a_process_that_was_started_for_unfit_options_is_ended(
+    settings: LoaderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(ValueError, match="credit is -5 bytes"):
+        Loader(settings, rank=0, credit_bytes=-5)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_unfit_data_is_refused_in_the_loaders_own_words(tmp_path: Path) -> None:
