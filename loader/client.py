@@ -88,8 +88,8 @@ class Client:
         """Raises ValueError for settings that do not fit together or keys that can not be used."""
         if rank < 0 or not 0 <= peer < peers:
             raise ValueError(f"rank is {rank}, peer is {peer} of {peers}: must be at least 0, and peer below peers")
-        if credit < 1 or timeout <= 0:
-            raise ValueError(f"credit is {credit} bytes, timeout {timeout:g} s: both must be over 0")
+        if timeout <= 0:
+            raise ValueError(f"timeout is {timeout:g}: must be over 0 seconds")
         if keys is not None:
             check_keys(keys)
         self.endpoint = endpoint

@@ -106,6 +106,8 @@ class Loader:
         """Raises ValueError for settings that do not fit together, LoaderError where the loader refuses. Under
         torch.distributed every rank must make one, at the same time: they agree on the endpoint, and on a seed where
         none was set."""
+        if credit_bytes < 1:
+            raise ValueError(f"credit_bytes is {credit_bytes}: must be at least 1")
         self.rank = _own_rank() if rank is None else rank
         self.wait_seconds = 0.0
         self._make = TensorMaker(torch.device(device), views=views)

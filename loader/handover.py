@@ -21,6 +21,7 @@ MAX_SOCKET_PATH = 107  # sun_path of a Unix socket, without its final zero
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 DESCRIPTOR = struct.Struct("i")
 MAX_NAME = 64
+RETRY_SECONDS = 0.01
 MAX_PENDING = 64  # connections that have not said what they want
 
 Find = Callable[[str], tuple[int, int] | None]  # descriptor and size of the arena of a name
@@ -119,7 +120,7 @@ def fetch(path: str, name: str, timeout: float) -> tuple[int, int] | None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(timeout)
         try:
-            connection.connect(path)
+            _connect(connection, path, deadline)
             if _credentials(connection)[1] != os.geteuid():
                 raise LoaderError(f"{path} belongs to a process of another user")
             connection.send(name.encode())
@@ -131,6 +132,16 @@ def fetch(path: str, name: str, timeout: float) -> tuple[int, int] | None:
         except OSError:
             return None
     return (DESCRIPTOR.unpack(sent[0][2])[0], int(answer)) if sent else None
+
+
+def _connect(connection: socket.socket, path: str, deadline: float) -> None:
+    """Raises TimeoutError after the deadline; where many connect at once the kernel does not let one wait in line."""
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return connection.connect(path)
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(RETRY_SECONDS)
 
 
 def _credentials(connection: socket.socket) -> tuple[int, int, int]:

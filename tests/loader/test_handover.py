@@ -75,8 +75,8 @@ def handed(endpoint: str, arena: Arena) -> Iterator[tuple[Handover, list[tuple[s
 
 def connect(path: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(SECONDS)
     connection.connect(path)
+    connection.settimeout(SECONDS)
     return connection
 
 
@@ -265,8 +265,7 @@ def test_at_an_address_that_others_can_reach_nothing_is_handed_over(endpoint: st
 def test_a_loader_goes_on_though_many_connect_and_leave_at_once(tmp_path: Path) -> None:
     settings = settings_for(make_set(tmp_path / "set", [10] * 20), tokens_per_step=10, capacity=10)
     endpoint = f"ipc://{tmp_path}/l"
-    with served_here(settings, endpoint) as service:
-        open_ones = contextlib.ExitStack()
+    with served_here(settings, endpoint) as service, contextlib.ExitStack() as open_ones:
         for number in range(4 * MAX_PENDING):
             connection = open_ones.enter_context(connect(handover_path(endpoint)))
             if number % 3:
@@ -275,4 +274,3 @@ def test_a_loader_goes_on_though_many_connect_and_leave_at_once(tmp_path: Path) 
         client.subscribe(Position(service.feed.start))
         assert take(client) == digests_inline(settings, 0)
         client.close()
-        open_ones.close()

@@ -217,8 +217,8 @@ def test_a_loader_that_is_not_there_is_a_timeout_that_names_it(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"credit_bytes": 0}, "credit is 0 bytes"),
-        ({"timeout": -1.0}, "timeout -1 s"),
+        ({"credit_bytes": 0}, "credit_bytes is 0: must be at least 1"),
+        ({"timeout": -1.0}, "timeout is -1: must be over 0 seconds"),
         ({"peer": 2, "peers": 2}, "peer is 2 of 2"),
         ({"rank": -1}, "rank is -1"),
         ({"transport": "tcp"}, "transport is 'tcp': must be auto, shm or zmq"),
@@ -236,8 +236,8 @@ def test_a_process_that_was_started_for_unfit_options_is_ended(
     settings: LoaderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with pytest.raises(ValueError, match="credit is -5 bytes"):
-        Loader(settings, rank=0, credit_bytes=-5)
+    with pytest.raises(ValueError, match="peer is 5 of 2"):
+        Loader(settings, rank=0, peer=5, peers=2)
     assert list(tmp_path.iterdir()) == []
 
 
