@@ -70,6 +70,7 @@ class LoaderProcess:
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)  # readable from the first `stop` on
         self._stopped = False
         self._children: list[Child] = []  # the oldest serves, the next stands by
+        self._newest = 0  # process that was started
         self._failure: str | None = None
         self._keeper: threading.Thread | None = None
         try:
@@ -85,7 +86,8 @@ class LoaderProcess:
     @property
     def pid(self) -> int:
         """Of the process that serves, or is about to."""
-        return next((child.pid for child in self._children if child.words_of_its_end() is None), self._children[0].pid)
+        living = (child.pid for child in [*self._children] if child.words_of_its_end() is None)
+        return next(living, self._newest)  # none lives while the keeper puts another in its place
 
     def check(self) -> None:
         """Raises LoaderError if the process has ended and nothing takes its place."""
@@ -134,6 +136,7 @@ class LoaderProcess:
             options = replace(self._order.options, standby=bool(self._children))
             child = Child(replace(self._order, options=options), self.log)
             self._children.append(child)
+            self._newest = child.pid
             child.wait(self._stop, self._timeout)
 
     def _keep(self, restarts: int) -> None:
