@@ -174,8 +174,7 @@ class Ring:
 
     def descriptor(self, name: str) -> tuple[int, int] | None:
         """Descriptor and size of the arena of this name; None where it is not one of this ring."""
-        arenas = {slot.arena for slot in self._slots.values()} | ({self._arena} if self._arena else set())
-        return next(((arena.descriptor, arena.size) for arena in arenas if arena.name == name), None)
+        return next(((arena.descriptor, arena.size) for arena in self._arenas() if arena.name == name), None)
 
     def find(self, key: object) -> Slot | None:
         return self._slots.get(key)
@@ -214,8 +213,11 @@ class Ring:
             self._free_if_unused(slot)
 
     def close(self) -> None:
-        for arena in {slot.arena for slot in self._slots.values()} | ({self._arena} if self._arena else set()):
+        for arena in self._arenas():
             arena.close()
+
+    def _arenas(self) -> set[Arena]:
+        return {slot.arena for slot in self._slots.values()} | ({self._arena} if self._arena else set())
 
     def _give_up_one(self) -> bool:
         """Free the newest slot that nobody looks at: of those that are awaited, it will be missed last."""

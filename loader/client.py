@@ -166,10 +166,7 @@ class Client:
             raise WireError(
                 f"{self._who}: asked for wave {here.wave} of step {here.state.step}, got {batch.wave} of {batch.step}"
             )
-        if message.after is not None:
-            self._position = Position(StreamState.from_dict(message.after))
-        else:
-            self._position = Position(here.state, here.wave + 1)
+        self._position = here.following(None if message.after is None else StreamState.from_dict(message.after))
         return Delivery(batch, self._position)
 
     def give_back(self) -> None:

@@ -8,13 +8,16 @@ counts of tokens served, are their caller's.
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 
 from seqmesh.packer.jit import jit
 from seqmesh.packer.lengths import Int64Array
+from seqmesh.packer.overlong import Policy
 from seqmesh.packer.permute import permute
 
-POLICIES = ("error", "truncate", "split", "drop")
+POLICIES = get_args(Policy)
 TRUNCATE, SPLIT, DROP = 1, 2, 3  # places in POLICIES
 SINCE, SHARE = 5, 6  # places in a cursor
 

@@ -43,6 +43,10 @@ class Position:
     state: StreamState
     wave: int = 0
 
+    def following(self, after: StreamState | None) -> Position:
+        """Where the rank goes on. after: the state after the step, where this is its last micro-batch; else None."""
+        return Position(self.state, self.wave + 1) if after is None else Position(after)
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
@@ -100,7 +104,6 @@ class Feed:
         )
         check_documents(lengths, settings, self.sources)
         self._steps: OrderedDict[StreamState, Step | None] = OrderedDict()
-        self.counters = counters or Counters()
 
         @lru_cache(maxsize=REMEMBERED_WINDOWS)
         def window_at(begun: StreamState) -> Window | None:
@@ -170,6 +173,5 @@ class Feed:
         following = self.step(step.after)
         next_plan = following.digest if following else ""
         drawn = outline(step, rank, position.wave, self.settings, next_plan=next_plan)
-        last = position.wave + 1 == waves
-        going_on = Position(step.after) if last else Position(step.before, position.wave + 1)
-        return Draft(rank, drawn, going_on, self.shards)
+        after = step.after if position.wave + 1 == waves else None
+        return Draft(rank, drawn, position.following(after), self.shards)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from seqmesh.loader.arena import Slot
 from seqmesh.loader.feed import Draft, Position
-from seqmesh.loader.wire import End, Heartbeat, Transport
+from seqmesh.loader.wire import End, Heartbeat, Hello, Transport
 
 MAX_UNDER_WAY = 256  # batches; bounds the read-ahead of very small ones, of which the credit would allow thousands
 HEARTBEAT_SECONDS = 1.0
@@ -32,11 +32,10 @@ class Reader:
     """A process that is being served: where it is, how many bytes it will still take, what it has not let go of.
 
     identity: of its connection. client: the name that it gave itself. peer, peers: which of its rank's processes it is.
-    limit: bytes that may be under way. sequence: number of the next
-    batch; got: of the first that the rank has not acknowledged. under_way: by sequence, what was sent and is not let go
-    of, `used` bytes in all. waiting: the next batch while it waits for credit. pidfd: of the process, −1 where unknown.
-    spoken: when something was last sent to it, in seconds of the monotonic clock. unanswered: heartbeats since it last
-    spoke.
+    limit: bytes that may be under way. sequence: number of the next batch; got: of the first that the rank has not
+    acknowledged. under_way: by sequence, what was sent and is not let go of, `used` bytes in all. waiting: the next
+    batch while it waits for credit. pidfd: of the process, −1 where unknown. spoken: when something was last sent to
+    it, in seconds of the monotonic clock. unanswered: heartbeats since it last spoke.
     """
 
     identity: bytes
@@ -44,11 +43,11 @@ class Reader:
     rank: int
     peer: int
     peers: int
-    session: int
-    sequence: int
-    transport: Transport
     position: Position
-    limit: int
+    session: int = 0
+    sequence: int = 0
+    transport: Transport = "zmq"
+    limit: int = 0
     got: int = 0
     under_way: dict[int, Sent] = field(default_factory=dict)
     used: int = 0
@@ -66,6 +65,12 @@ class Reader:
     def has_all(self) -> bool:
         """Whether it has got all that was sent: it may be waiting for the next batch, whatever it still uses."""
         return self.got == self.sequence
+
+    def begin(self, hello: Hello, position: Position) -> None:
+        """A session begins at a position."""
+        self.session, self.sequence, self.got = hello.session, hello.sequence, hello.sequence
+        self.position, self.limit, self.transport = position, hello.credit, hello.transport
+        self.waiting, self.ended = None, False
 
     def may_send(self, size: int) -> bool:
         """Within the credit, or, if nothing is under way, any size: one batch may be larger than all the credit."""

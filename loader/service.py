@@ -160,9 +160,7 @@ class Service:
         reader = self._reader(identity, hello, position)
         self._supply.note_delivered(reader, hello.sequence)
         self._supply.take_back(reader, reader.let_go(1 << 63, hello.held))
-        reader.session, reader.sequence, reader.got = hello.session, hello.sequence, hello.sequence
-        reader.position, reader.limit, reader.transport = position, hello.credit, hello.transport
-        reader.waiting, reader.ended = None, False
+        reader.begin(hello, position)
         self.counters.ranks[hello.rank].hellos += 1
         welcome = Welcome(
             session=hello.session,
@@ -207,12 +205,7 @@ class Service:
             rank=hello.rank,
             peer=hello.peer,
             peers=hello.peers,
-            session=hello.session,
-            sequence=hello.sequence,
-            got=hello.sequence,
-            transport=hello.transport,
             position=position,
-            limit=hello.credit,
         )
         reader.identity = identity
         self._supply.ring(hello.rank).expect(hello.peer)

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from seqmesh.loader.explain import explain
 from seqmesh.loader.mixture import Mixture
 from seqmesh.packer.cost import CostModel
+from seqmesh.packer.overlong import Policy
 from seqmesh.packer.pieces import largest_document
 from seqmesh.packer.plan import Mesh, Mode
 from seqmesh.packer.rows import LARGEST_WINDOW
@@ -28,7 +29,7 @@ MAX_WAITING = 1 << 8  # documents that are held back at a time: their places tra
 
 WINDOW = 1 << 16  # documents: packed, and packed again when a job resumes, in a few hundredths of a second
 
-Overlong = Literal["error", "truncate", "split", "drop"]
+Overlong = Policy
 TokenField = Literal["labels", "position_ids"]
 Batching = Literal["tokens", "rows"]
 Tail = Literal["pad", "drop"]
@@ -108,11 +109,9 @@ class LoaderSettings:
     verify: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("tokens_per_step", "rows_per_step", "window", "capacity", "ranks", "ranks_per_node"):
+        for name in _SIZES:
             self._check_size(name)
-        for name in ("max_document", "epochs", "pad_to"):
-            self._check_size(name)
-        if self.overlong not in ("error", "truncate", "split", "drop"):
+        if self.overlong not in get_args(Overlong):
             raise ValueError(f"overlong is {self.overlong!r}: must be error, truncate, split or drop")
         if self.seed is not None and not 0 <= self.seed < 1 << 62:
             raise ValueError(f"seed is {self.seed}: must be from 0 to 2**62 - 1")
@@ -250,6 +249,17 @@ class LoaderSettings:
         return _ADAPTER.validate_python(_ADAPTER.dump_python(self) | {"data": data, "seed": seed})
 
 
+_SIZES = (
+    "tokens_per_step",
+    "rows_per_step",
+    "window",
+    "capacity",
+    "ranks",
+    "ranks_per_node",
+    "max_document",
+    "epochs",
+    "pad_to",
+)
 _ADAPTER = TypeAdapter(LoaderSettings)
 
 

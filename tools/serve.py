@@ -7,13 +7,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from seqmesh.loader.errors import ServingError
 from seqmesh.loader.folder import private_folder
 from seqmesh.loader.logs import log_json as log_as_json
 from seqmesh.loader.logs import log_plain
+from seqmesh.loader.mapping import read_mapping
 from seqmesh.loader.order import FAILED, ServeOptions
 from seqmesh.loader.server import raise_exit, serve
 from seqmesh.loader.settings import LoaderSettings, make_settings
@@ -64,12 +64,7 @@ def read_settings(file: Path | None, fields: dict[str, Any]) -> LoaderSettings:
     the same. Raises FileNotFoundError, or ValueError naming each bad field."""
     if file is None:
         return make_settings({"seed": 0} | fields)
-    try:
-        found = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not valid YAML: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{file} must hold a mapping of settings")
+    found = read_mapping(file)
     try:
         return make_settings({"seed": 0} | found | fields)
     except ValueError as error:

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from seqmesh.loader.cost_file import read_cost
 from seqmesh.loader.explain import explain
-from seqmesh.loader.settings import LoaderSettings
+from seqmesh.loader.mapping import read_mapping
+from seqmesh.loader.settings import LoaderSettings, TokenField
 from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.checkpoint import CheckpointConfig
 from seqmesh.trainer.model import ModelConfig
@@ -56,7 +57,7 @@ class TrainConfig:
             raise ValueError(f"timeout is {self.timeout}: must be over 0 seconds")
         if self.loader.ranks != 1 or self.loader.cost is not None:
             raise ValueError("loader.ranks and loader.cost are set by the trainer: leave them out")
-        if missing := {"labels", "position_ids"} - set(self.loader.fields):
+        if missing := set(get_args(TokenField)) - set(self.loader.fields):
             raise ValueError(f"loader.fields leaves out {', '.join(sorted(missing))}: the trainer needs them")
 
     def cost_model(self) -> CostModel:
@@ -72,12 +73,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
 
     Raises FileNotFoundError, or ValueError naming every field that is unknown, missing or unfit; of a cost file, too.
     """
-    try:
-        fields = yaml.safe_load(Path(path).read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {error}") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"{path} must hold a mapping of settings")
+    fields = read_mapping(path)
     for override in overrides:
         _apply(fields, override)
     try:
