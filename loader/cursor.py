@@ -12,6 +12,7 @@ from typing import get_args
 
 import numpy as np
 
+from seqmesh.packer.blocks import permute_blocks
 from seqmesh.packer.jit import jit
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.overlong import Policy
@@ -23,20 +24,36 @@ SINCE, SHARE = 5, 6  # places in a cursor
 
 
 @jit
-def document_at(position: int, size: int, documents: Int64Array, key: int) -> int:
+def place_at(position: int, size: int, key: int, blocks: Int64Array) -> int:
+    """The place among a source's `size` documents that comes at a position of the epoch. A key of -1 keeps them in
+    order. blocks: a table of `packer.blocks` for a shuffle by blocks; without rows, the shuffle is global."""
+    if key < 0:
+        return position
+    return permute_blocks(position, key, blocks) if len(blocks) else permute(position, size, key)
+
+
+@jit
+def document_at(position: int, size: int, documents: Int64Array, key: int, blocks: Int64Array) -> int:
     """The document (row of the set) at a position of a source of `size` documents, which are `documents`, or all of the
-    set where that is empty. A key of -1 keeps them in order."""
-    place = permute(position, size, key) if key >= 0 else position
+    set where that is empty. key, blocks: see `place_at`."""
+    place = place_at(position, size, key, blocks)
     return documents[place] if len(documents) else place
 
 
 @jit
 def look(
-    cursor: Int64Array, lengths: Int64Array, size: int, documents: Int64Array, key: int, longest: int, policy: int
+    cursor: Int64Array,
+    lengths: Int64Array,
+    size: int,
+    documents: Int64Array,
+    key: int,
+    blocks: Int64Array,
+    longest: int,
+    policy: int,
 ) -> tuple[int, int]:
     """Document and length of the piece that comes next, past documents that are dropped; (−1, 0) at the epoch's end."""
     while cursor[0] < size:
-        document = document_at(cursor[0], size, documents, key)
+        document = document_at(cursor[0], size, documents, key, blocks)
         remaining = lengths[document] - cursor[1]
         if policy != DROP or remaining <= longest:
             return document, min(remaining, longest)

@@ -98,9 +98,9 @@ class Feed:
         lengths = self.shards.lengths
         mixed = settings.mixture is not None
         self.sources = (
-            sources_by_code(self.shards.source_codes(), self.shards.manifest.sources)
+            sources_by_code(self.shards.source_codes(), self.shards.manifest.sources, self.shards.part_first)
             if mixed
-            else one_source(len(lengths))
+            else one_source(len(lengths), self.shards.part_first)
         )
         check_documents(lengths, settings, self.sources)
         self._steps: OrderedDict[StreamState, Step | None] = OrderedDict()

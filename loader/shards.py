@@ -55,6 +55,11 @@ class ShardSet:
     def __len__(self) -> int:
         return self.manifest.documents
 
+    @property
+    def part_first(self) -> Int64Array:
+        """Number of the first document of each file, and of all documents [P + 1]."""
+        return np.cumsum([0, *(shard.rows for shard in self.manifest.shards)], dtype=np.int64)
+
     def addresses(self, documents: Int64Array) -> Int64Array:
         """Address of the first token of each document. Raises ShardError where a shard contradicts the lengths."""
         found = np.empty(len(documents), np.int64)
