@@ -25,6 +25,7 @@ from seqmesh.loader.cursor import (
     TRUNCATE,
     document_at,
     place_at,
+    stretch_at,
 )
 from seqmesh.loader.delay import take_delayed
 from seqmesh.loader.settings import MAX_SETTING, Blocks, LoaderSettings
@@ -180,19 +181,21 @@ def _take(
     epochs of all sources end; moves the cursors. What `cursor` does, in one loop for as long as the same source is
     drawn from, which takes a third of the time."""
     columns = np.empty((4, 64), np.int64)
-    count = 0
+    count, table, by_blocks = 0, blocks, len(blocks) > 0
     while count < most and budget >= 0:
         source, limit, wins = _least_served(cursors, sizes)
         if source < 0:
             break
         size, key, policy, share = sizes[source], keys[source], policies[source], cursors[source, SHARE]
         of = documents[first[source] : first[source + 1]]
-        table = blocks[first_block[source] : first_block[source + 1]]
+        if by_blocks:
+            table = blocks[first_block[source] : first_block[source + 1]]
         position, offset, tokens, truncated, dropped, since, _ = cursors[source]
-        while position < size and count < most:
+        start, stop, key = stretch_at(position, size, key, table)
+        while position < stop and count < most:
             if limit >= 0 and not (since / share < limit or (wins and since / share == limit)):
                 break
-            document = place_at(position, size, key, table)
+            document = place_at(position, start, stop, key, table, by_blocks) if key >= 0 else position
             if len(of):
                 document = of[document]
             remaining = lengths[document] - offset

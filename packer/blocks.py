@@ -11,7 +11,7 @@ import numpy as np
 
 from seqmesh.packer.jit import jit
 from seqmesh.packer.lengths import Int64Array
-from seqmesh.packer.permute import mix64, permutation, permute
+from seqmesh.packer.permute import mix64, permutation, permute_inside
 
 START, FIRST, OPENS, CLOSES = range(4)  # columns of a table
 
@@ -45,19 +45,28 @@ def block_at(position: int, table: Int64Array) -> int:
 
 
 @jit
-def permute_blocks(position: int, key: int, table: Int64Array) -> int:
-    """The item at a position of the order. key: the one that the table was made with."""
-    window = block_at(position, table)
-    opens, closes = table[window, OPENS], table[window, CLOSES]
-    inside = opens + permute(position - opens, closes - opens, mix64(key ^ opens))
-    block = block_at(inside, table)
-    return int(inside - table[block, START] + table[block, FIRST])
+def window_at(position: int, key: int, table: Int64Array) -> tuple[int, int, int]:
+    """Positions from which and to which the window around one lasts, and its key. key: that of the table."""
+    row = block_at(position, table)
+    opens, closes = table[row, OPENS], table[row, CLOSES]
+    return opens, closes, int(np.int64(mix64(key ^ opens)))  # as 64 signed bits, as other keys are
+
+
+@jit
+def item_at(place: int, table: Int64Array) -> int:
+    """The item at a place of the order as it would be if windows were not shuffled."""
+    row = block_at(place, table)
+    return int(place - table[row, START] + table[row, FIRST])
 
 
 @jit
 def _fill(items: Int64Array, key: int, table: Int64Array) -> None:
-    for position in range(len(items)):
-        items[position] = permute_blocks(position, key, table)
+    position = 0
+    while position < len(items):
+        window = window_at(position, key, table)
+        while position < window[1]:
+            items[position] = item_at(permute_inside(position, *window), table)
+            position += 1
 
 
 def block_permutation(first: Int64Array, window: int, key: int) -> Int64Array:
