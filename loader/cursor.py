@@ -51,6 +51,15 @@ def document_at(position: int, size: int, documents: Int64Array, key: int, block
 
 
 @jit
+def documents_at(positions: Int64Array, size: int, documents: Int64Array, key: int, blocks: Int64Array) -> Int64Array:
+    """`document_at` for each of these."""
+    found = np.empty_like(positions)
+    for i in range(len(positions)):
+        found[i] = document_at(positions[i], size, documents, key, blocks)
+    return found
+
+
+@jit
 def look(
     cursor: Int64Array,
     lengths: Int64Array,

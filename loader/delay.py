@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from seqmesh.loader.cursor import add_row, document_at, look, move_on
+from seqmesh.loader.cursor import add_row, documents_at, look, move_on
 from seqmesh.loader.settings import Delay
 from seqmesh.packer.jit import jit
 from seqmesh.packer.lengths import Int64Array
@@ -40,7 +40,7 @@ def take_delayed(
     held = queue[: len(waiting) // 2]
     held[:, POSITION : OFFSET + 1] = np.array(waiting, np.int64).reshape(-1, 2)
     order = size, documents, key, blocks
-    held[:, DOCUMENT] = [document_at(position, *order) for position in held[:, POSITION].tolist()]
+    held[:, DOCUMENT] = documents_at(np.ascontiguousarray(held[:, POSITION]), *order)
     held[:, LENGTH] = np.minimum(lengths[held[:, DOCUMENT]] - held[:, OFFSET], longest)
     held[:, LEVEL] = np.searchsorted(thresholds, held[:, LENGTH], side="right") - 1
     if (held[:, LEVEL] < 0).any() or (np.bincount(held[:, LEVEL]) // delay.release).sum() > 1:

@@ -18,6 +18,7 @@ from seqmesh.packer.lengths import Int64Array
 ALL = "all"  # the name of the source that is the whole set
 REMEMBERED_TABLES = 4  # of each source: of the epoch it is in, of the next, and of those that laggards are in
 REMEMBERED_ORDERS = 2
+NO_TABLE = np.zeros((0, 4), np.int64)  # of a source that is not shuffled by blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,7 +118,7 @@ def sources_by_code(
 
 
 def _order(parts: Sequence[Parts], window: int | None, keys: tuple[int, ...]) -> Order:
-    tables = [np.zeros((0, 4), np.int64)] * len(parts)
+    tables = [NO_TABLE] * len(parts)
     if window is not None:
         tables = [each.table(window, key) for each, key in zip(parts, keys, strict=True)]
     return Order(
@@ -138,6 +139,12 @@ def check_names(mixture: Mixture, names: Sequence[str], data: str) -> None:
 def shares_at(step: int, settings: LoaderSettings, sources: Sources) -> tuple[int, ...]:
     """Each source's part of the tokens, in 1/SHARES."""
     return settings.mixture.shares(sources.names, step) if settings.mixture else (SHARES,)
+
+
+def ever_drawn(settings: LoaderSettings, sources: Sources) -> list[bool]:
+    """Whether each source is to be drawn from at any step."""
+    steps = [0, *(change.step for change in settings.mixture.changes)] if settings.mixture else [0]
+    return [any(shares) for shares in zip(*(shares_at(step, settings, sources) for step in steps), strict=True)]
 
 
 def policies(settings: LoaderSettings, sources: Sources) -> tuple[Overlong, ...]:
