@@ -81,11 +81,20 @@ def prepare(
 def inspect(
     folder: Annotated[Path, typer.Argument(help="A shard set.")],
     show: Annotated[int | None, typer.Option(help="Print this document (a row number) as text instead.")] = None,
+    shuffle: Annotated[
+        bool,
+        typer.Option("--shuffle", help="Say instead how well shuffles mix it, and which files they need at a time."),
+    ] = False,
+    window: Annotated[
+        list[int] | None, typer.Option(help="--shuffle: files of a shuffle by blocks; may be repeated.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="--shuffle: of the order of documents (default: 0).")] = None,
+    epoch: Annotated[int | None, typer.Option(help="--shuffle: the epoch of that order (default: 0).")] = None,
 ) -> None:
     """Say what a shard set holds: rows, tokens, lengths, sources."""
     from seqmesh.tools import inspect_set
 
-    inspect_set.run(folder=folder, show=show)
+    inspect_set.run(folder=folder, show=show, shuffle=shuffle, windows=tuple(window or ()), seed=seed, epoch=epoch)
 
 
 @app.command()
