@@ -214,7 +214,7 @@ class Loader:
             raise ValueError("settings is None: mode 'inline' needs them")
         feed = Feed(settings)
         self.settings, self._start, self._data = feed.settings, feed.start, feed.data_fingerprint
-        self.vocab_size = feed.shards.manifest.vocab_size
+        self.vocab_size = feed.shards.vocab_size
         self._source = Inline(feed, self.rank)
 
     def _open_client(self, settings: LoaderSettings | None, connect: Callable[..., Client]) -> None:

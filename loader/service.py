@@ -168,7 +168,7 @@ class Service:
             settings=self.feed.settings.to_json().decode(),
             state=self.feed.start.to_dict(),
             data=self.feed.data_fingerprint,
-            vocab_size=self.feed.shards.manifest.vocab_size,
+            vocab_size=self.feed.shards.vocab_size,
             rings=self.handover.path if self.handover else "",
         )
         self._send(identity, welcome)

@@ -112,7 +112,7 @@ def damage_offsets(shards: ShardSet, document: int) -> str:
 def damage_ids(shards: ShardSet, document: int) -> str:
     ids = shards.tokens(document).copy()
     spoilt = ids.copy()
-    spoilt[3] = shards.manifest.vocab_size
+    spoilt[3] = shards.vocab_size
     overwrite(shards.file_of(document), ids.tobytes(), spoilt.tobytes())
     return f"document {document} "
 
