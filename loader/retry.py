@@ -1,0 +1,112 @@
+"""Asking a storage again: a few times, with growing pauses, until a deadline.
+
+Takes a function that asks once, gives its answer. What another try can not mend (nothing is there, no permission, a
+fault of ours) ends at once. Messages show no password, wherever it came from. Knows nothing of storages.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from seqmesh.loader.errors import RemoteError
+
+T = TypeVar("T")
+
+GROWTH = 3  # of the pauses
+REFUSED = {401, 403}
+WORTH_ANOTHER_TRY = {408, 425, 429}  # the HTTP answers below 500 that are
+FAULTS = (TypeError, AttributeError, NotImplementedError, ImportError, RemoteError)
+NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s]*@")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """tries: at most so many for one thing; seconds: for all of them together; pause: seconds after the first that
+    failed, three times as long after each other."""
+
+    seconds: float = 60.0
+    tries: int = 6
+    pause: float = 0.25
+
+    def __post_init__(self) -> None:
+        if self.tries < 1:
+            raise ValueError(f"tries is {self.tries}: must be at least 1")
+        if not self.seconds > 0:
+            raise ValueError(f"seconds is {self.seconds}: must be more than 0")
+
+
+def without_password(text: str) -> str:
+    """The same text, with `***` for the password of every URL in it."""
+    return PASSWORD.sub(r"\1:***@", text)
+
+
+def persist(ask: Callable[[float], T], what: str, patience: Patience) -> T:
+    """What `ask` gives, which is told how many seconds it has. what: what it does, for messages ("reading ...").
+
+    Raises FileNotFoundError where there is nothing, RemoteError where it is refused or failed too often.
+    """
+    began, pause, reason = time.monotonic(), patience.pause, ""
+    for tried in range(1, patience.tries + 1):
+        left = began + patience.seconds - time.monotonic()
+        try:  # one that hangs leaves time for others
+            return ask(max(left if tried == patience.tries else left / 2, 0.001))
+        except NOT_THERE as error:
+            raise FileNotFoundError(without_password(f"{what}: there is no such file ({_said(error)})")) from None
+        except Exception as error:
+            reason = _said(error)
+            if not _may_mend(error):
+                raise _refused(error, what) from None  # its context might show a password
+        left = began + patience.seconds - time.monotonic()
+        if tried == patience.tries or left <= pause:
+            break
+        time.sleep(pause * random.uniform(0.75, 1.25))  # so that those who failed together do not come together
+        pause *= GROWTH
+    raise RemoteError(
+        without_password(
+            f"{what}: failed {tried} times in {time.monotonic() - began:.1f} s, last: {reason}; check the network and "
+            "that the storage answers, then start again"
+        )
+    )
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """What `call` gives. It runs in a thread of its own, which is left alone after so many seconds: TimeoutError."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answer.result(timeout=seconds)
+
+
+def _may_mend(error: Exception) -> bool:
+    status = getattr(error, "status", None)
+    if isinstance(status, int):  # an answer over HTTP
+        return status >= 500 or status in WORTH_ANOTHER_TRY
+    return not isinstance(error, (PermissionError, *FAULTS)) and "Credentials" not in type(error).__name__
+
+
+def _refused(error: Exception, what: str) -> Exception:
+    if isinstance(error, RemoteError):
+        return error
+    denied = isinstance(error, PermissionError) or getattr(error, "status", None) in REFUSED
+    advice = "check the credentials, and that they may read it" if denied else "another try would not mend it"
+    return RemoteError(without_password(f"{what}: refused: {_said(error)}; {advice}"))
+
+
+def _said(error: Exception) -> str:
+    """One line; some errors say nothing but their name."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
