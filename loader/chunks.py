@@ -92,8 +92,8 @@ def _offsets(lists: Any, where: str) -> Int64Array:
         return np.zeros(1, np.int64)
     if buffer.size < (first + rows + 1) * width:
         raise ShardError(f"{where}: is damaged: its {rows} rows have {buffer.size // width} offsets")
-    found = np.frombuffer(buffer, f"<i{width}", rows + 1, first * width)
-    return np.asarray(found, np.int64)
+    found: npt.NDArray[np.signedinteger[Any]] = np.frombuffer(buffer, f"<i{width}", rows + 1, first * width)
+    return found.astype(np.int64) if width == 4 else np.asarray(found, np.int64)
 
 
 def _ids(values: Any, where: str) -> npt.NDArray[Any]:

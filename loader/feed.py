@@ -20,6 +20,7 @@ from seqmesh.loader.batch import NumpyBatch, Outline, fill, outline, write
 from seqmesh.loader.cache import Cache
 from seqmesh.loader.counters import Counters
 from seqmesh.loader.fitness import check_documents
+from seqmesh.loader.gather import DOCUMENT
 from seqmesh.loader.mixture import SHARES
 from seqmesh.loader.planner import Step, next_step
 from seqmesh.loader.rows import Window, plan_window
@@ -74,6 +75,11 @@ class Draft:
     @property
     def tokens(self) -> int:
         return int(self.outline.scalars["tokens"])
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be gathered at once. If not, what is missing is being fetched. Raises what `fill` raises."""
+        return self.shards.ready(self.outline.segments[DOCUMENT])
 
     def fill(self, block: npt.NDArray[np.uint8] | None = None) -> NumpyBatch:
         """Gather the batch, see `batch.fill`. May be called again: for another block, say."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from seqmesh.loader.cache import Cache
 from seqmesh.loader.catalog import Catalog, Chunk, Reading
-from seqmesh.loader.errors import ShardError
+from seqmesh.loader.errors import LoaderError, ShardError
 from seqmesh.loader.formats.detect import OpenSet, open_set
 from seqmesh.loader.formats.seqmesh import check_checksums, source_codes
 from seqmesh.loader.gather import ADDRESS, LIMIT, WIDTH
@@ -27,6 +27,8 @@ from seqmesh.loader.spans import Spans, locate_spans
 from seqmesh.loader.store import Keep, Store
 from seqmesh.packer.jit import array_at, jit, pointer
 from seqmesh.packer.lengths import Int64Array
+
+WAIT_SECONDS = 120.0  # for a part that is needed now; fetching gives up earlier where nothing comes
 
 log = logging.getLogger("seqmesh.loader")
 
@@ -71,6 +73,7 @@ class ShardSet:
         self._bad = dict(self.catalog.bad)
         self._open: dict[int, list[Chunk]] = {}
         self._store: Store | None = None
+        self._ahead: list[int] = []  # parts that are expected to be needed
         if self._set.in_place is None:
             self._store = _store_of(self._set, cache)
         else:
@@ -200,16 +203,23 @@ class ShardSet:
         return self._store
 
     def ready(self, documents: Int64Array) -> bool:
-        """Whether these documents can be read at once. If not, they are asked for."""
+        """Whether these documents can be read at once. If not, they are asked for. Raises what `open` raises."""
         if self._store is None:
             return True
-        missing = [n for n in self._parts_of(documents) if n not in self._open and self._store.path(n) is None]
+        wanted = [number for number in self._parts_of(documents) if number not in self._open]
+        for number in wanted:
+            if failure := self._store.failure(number):
+                raise failure if isinstance(failure, LoaderError) else ShardError(str(failure)) from failure
+        missing = [number for number in wanted if self._store.path(number) is None]
         if missing:
-            self._store.want(missing, urgent=True)
+            self._store.want([*missing, *self._ahead])
+        else:
+            self._open_parts(wanted)
         return not missing
 
     def open(self, documents: Int64Array) -> None:
-        """Wait for the parts of these documents. Raises RemoteError for one that can not be had."""
+        """Wait for the parts of these documents. Raises RemoteError or StoreError for one that can not be had,
+        LoaderTimeoutError for one that takes too long."""
         if self._store is not None:
             self._open_parts([n for n in self._parts_of(documents) if n not in self._open])
 
@@ -217,7 +227,8 @@ class ShardSet:
         """These will be needed, in this order: they are fetched in the background, and others are let go of."""
         if self._store is None:
             return
-        self._store.want(parts)
+        self._ahead = list(parts)
+        self._store.want(self._ahead)
         if gone := self._open.keys() - set(parts):
             for number in gone:
                 del self._open[number]
@@ -233,11 +244,10 @@ class ShardSet:
         return found
 
     def _open_parts(self, numbers: Iterable[int]) -> None:
-        assert self._store is not None or not [n for n in numbers if n not in self._open]
         wanted = [number for number in numbers if number not in self._open]
         if not wanted or self._store is None:
             return
-        self._store.wait(wanted)
+        self._store.wait(wanted, WAIT_SECONDS)
         for number in wanted:
             path = self._store.path(number)
             assert path is not None
@@ -293,8 +303,8 @@ class ShardSet:
                 )
                 spans.append(chunk.spans)
                 first += chunk.rows
-        columns = np.array(rows, np.int64).reshape(-1, 7)
-        return Table(*(np.ascontiguousarray(columns[:, i]) for i in range(7)), np.array(spans, np.int64).reshape(-1, 5))
+        c = np.ascontiguousarray(np.array(rows, np.int64).reshape(-1, 7).T)
+        return Table(c[0], c[1], c[2], c[3], c[4], c[5], c[6], np.array(spans, np.int64).reshape(-1, 5))
 
 
 def _store_of(opened: OpenSet, cache: Cache) -> Store:

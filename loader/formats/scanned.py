@@ -25,8 +25,8 @@ from seqmesh.loader.catalog import ALL, Catalog, Chunk, FormatName, Part, Readin
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.formats.sample import content_sample
 from seqmesh.loader.location import Location
+from seqmesh.loader.once import built_once
 from seqmesh.loader.spans import count_supervised, locate_spans
-from seqmesh.loader.store import built_once
 from seqmesh.packer.lengths import Int64Array
 
 INDEX_VERSION = 1
@@ -35,9 +35,9 @@ METADATA = "seqmesh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """A set of files that must be scanned. sizes: bytes by name, in order. opened: the chunks of a local Arrow file, the
-    second argument being what messages call it. bring: makes the local Arrow file of a file of the set; None where that
-    is one, and here. options: what else decides the bytes of that file."""
+    """A set of files that must be scanned. sizes: bytes by name, in order. opened: the chunks of a local Arrow file;
+    the second argument is what messages call it. bring: makes the local Arrow file of a file of the set; None where
+    that is one, and here. options: what else decides the bytes of that file."""
 
     location: Location
     format: FormatName

@@ -17,7 +17,7 @@ from seqmesh.loader.errors import ShardError
 from seqmesh.loader.files import checksum
 from seqmesh.loader.location import Location
 from seqmesh.loader.manifest import MANIFEST_NAME, FileEntry, Manifest, parse_manifest
-from seqmesh.loader.store import built_once
+from seqmesh.loader.once import built_once
 
 
 def catalog(location: Location, reading: Reading, cache: Cache) -> Catalog:
