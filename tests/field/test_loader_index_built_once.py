@@ -21,10 +21,10 @@ from tests.support import killed_after
 BYTES = 40_000
 SECONDS = 20.0
 
-# Waits for a line, then wants the index; says when it begins to build, and what it read. mode "unlocked": its locks
-# reach nobody else.
+# Waits for a line, then wants the index; says when it begins to build, and what it read. mode "unlocked": as on a
+# machine of its own, whose locks reach nobody else.
 JOB = """
-import sys, time
+import os, sys, time
 from contextlib import contextmanager
 from pathlib import Path
 from seqmesh.loader import once
@@ -36,7 +36,7 @@ def no_lock(*_, **__):
     yield
 
 if mode == "unlocked":
-    once.FileLock = no_lock
+    once.FileLock, once._machine = no_lock, lambda: f"machine{os.getpid()}"
 
 def build(target):
     print("build", flush=True)
