@@ -21,13 +21,13 @@ class Held:
 
 @dataclass(slots=True)
 class Agenda:
-    """rank: of what is wanted, 0 the most urgent; busy: what threads bring, short: for which of these there is no room;
+    """rank: of what is wanted, 0 the most urgent; busy: what threads bring; line: which of these have no room yet;
     failed: why and when; missed: what somebody needs, since when; awaited: what somebody needs who can let go of
     nothing meanwhile. Times are the caller's."""
 
     rank: dict[int, int] = field(default_factory=dict)
     busy: set[int] = field(default_factory=set)
-    short: set[int] = field(default_factory=set)
+    line: set[int] = field(default_factory=set)
     held: dict[int, Held] = field(default_factory=dict)
     failed: dict[int, tuple[Exception, float]] = field(default_factory=dict)
     missed: dict[int, float] = field(default_factory=dict)
@@ -47,8 +47,8 @@ class Agenda:
         return self.rank.get(number, math.inf)
 
     def next(self) -> int | None:
-        """What to begin with. While there is no room for something, nothing begins that is less urgent."""
-        last = min((self.urgency(number) for number in self.short), default=math.inf)
+        """What to begin with. While something has no room yet, nothing begins that is less urgent."""
+        last = min((self.urgency(number) for number in self.line), default=math.inf)
         for number, rank in self.rank.items():
             if rank >= last:
                 return None
@@ -63,7 +63,7 @@ class Agenda:
 
     def is_first_in_line(self, number: int) -> bool:
         """Whether the next room there is belongs to this one."""
-        return all(self.urgency(number) <= self.urgency(other) for other in self.short)
+        return all(self.urgency(number) <= self.urgency(other) for other in self.line)
 
     def least_urgent(self, number: int) -> int | None:
         """What is given up so that there is room for a part: a copy nobody has the path of, needed later than it."""

@@ -80,7 +80,7 @@ class Location:
     def files(self) -> dict[str, int]:
         """Sizes of the files in it by name, those in folders below not included; asked for anew each time. Raises
         FileNotFoundError where there is no such folder, RemoteError."""
-        entries = self._ask("ls", "", f"listing {self}", lambda found: found, detail=True)
+        entries = self._ask("ls", None, f"listing {self}", lambda found: found, detail=True)
         path = self._open()[1].rstrip("/")
         sizes = {}
         for entry in entries:
@@ -167,12 +167,15 @@ class Location:
     def _info(self, name: str) -> Any:
         return self._ask("info", name, f"looking for {self}/{name}", lambda found: found)
 
-    def _ask(self, method: str, name: str, what: str, check: Callable[[Any], Any], **options: Any) -> Any:
+    def _ask(self, method: str, name: str | None, what: str, check: Callable[[Any], Any], **options: Any) -> Any:
+        """What a method of the file system says of a file, or of the folder itself, once `check` lets it pass."""
+        below = "" if name is None else self._join("", name)
+
         def once(seconds: float) -> Any:
             system, path = self._open()
             if method != "cat_file":
                 system.invalidate_cache()  # it would give what it saw earlier
-            path = self._join(path, name) if name else path
+            path = path.rstrip("/") + below if below else path
             if system.async_impl:  # can be cancelled
                 from fsspec.asyn import sync
 

@@ -7,6 +7,7 @@ shared disk whose locks do not reach other machines several may build, each for 
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 from collections.abc import Callable
@@ -48,11 +49,12 @@ def _is_listed(path: Path) -> bool:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Of builders on this machine, which are dead: the lock is ours. Where locks do not reach, another machine's may
-    be alive."""
-    for leftover in path.parent.glob(f"{path.name}.{_machine()}-*.tmp"):
+    """Of builders on this machine, which are dead: the lock is ours. Another machine's may be alive where locks do not
+    reach."""
+    for leftover in path.parent.glob(f"{glob.escape(path.name)}.{_machine()}-*.tmp"):
         leftover.unlink(missing_ok=True)
 
 
 def _machine() -> str:
-    return os.uname().nodename.replace("/", "_")
+    """Until it is started anew; the same in all its containers."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -20,9 +20,9 @@ from seqmesh.loader.errors import RemoteError
 T = TypeVar("T")
 
 GROWTH = 3  # of the pauses
-REFUSED = {401, 403}
-WORTH_ANOTHER_TRY = {408, 425, 429}  # the HTTP answers below 500 that are
-FAULTS = (TypeError, AttributeError, NotImplementedError, ImportError, RemoteError)
+REFUSED, GONE = {401, 403}, {404, 410}  # HTTP answers
+WORTH_ANOTHER_TRY = {408, 425, 429}  # of those below 500
+FAULTS = (TypeError, AttributeError, ValueError, NotImplementedError, ImportError, RemoteError)
 NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s]*@")
 
@@ -58,9 +58,8 @@ def persist(ask: Callable[[float], T], what: str, patience: Patience) -> T:
         left = began + patience.seconds - time.monotonic()
         try:  # one that hangs leaves time for others
             return ask(max(left if tried == patience.tries else left / 2, 0.001))
-        except NOT_THERE as error:
-            raise FileNotFoundError(without_password(f"{what}: there is no such file ({_said(error)})")) from None
-        except Exception as error:
+        except Exception as caught:
+            error = _meant(caught)
             reason = _said(error)
             if not _may_mend(error):
                 raise _refused(error, what) from None  # its context might show a password
@@ -91,17 +90,32 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     return answer.result(timeout=seconds)
 
 
+def _meant(error: Exception) -> Exception:
+    """Over HTTP fsspec says of all that it can not ask about that it is not there."""
+    cause = error.__cause__
+    could_not_ask = isinstance(cause, OSError) or type(cause).__module__.startswith("aiohttp")
+    return cause if isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and could_not_ask else error
+
+
+def _status(error: Exception) -> int:
+    """Of an answer over HTTP; 0 for all else."""
+    status = getattr(error, "status", 0)
+    return status if isinstance(status, int) else 0
+
+
 def _may_mend(error: Exception) -> bool:
-    status = getattr(error, "status", None)
-    if isinstance(status, int):  # an answer over HTTP
+    if status := _status(error):
         return status >= 500 or status in WORTH_ANOTHER_TRY
-    return not isinstance(error, (PermissionError, *FAULTS)) and "Credentials" not in type(error).__name__
+    final = (PermissionError, *NOT_THERE, *FAULTS)
+    return not isinstance(error, final) and "Credentials" not in type(error).__name__
 
 
 def _refused(error: Exception, what: str) -> Exception:
     if isinstance(error, RemoteError):
         return error
-    denied = isinstance(error, PermissionError) or getattr(error, "status", None) in REFUSED
+    if isinstance(error, NOT_THERE) or _status(error) in GONE:
+        return FileNotFoundError(without_password(f"{what}: there is no such file ({_said(error)})"))
+    denied = isinstance(error, PermissionError) or _status(error) in REFUSED
     advice = "check the credentials, and that they may read it" if denied else "another try would not mend it"
     return RemoteError(without_password(f"{what}: refused: {_said(error)}; {advice}"))
 

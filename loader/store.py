@@ -192,7 +192,7 @@ class Store:
         """A thread is done with a part: it is here, or failed, or (neither) is to be brought later, if at all."""
         agenda = self._agenda
         agenda.busy.discard(number)
-        agenda.short.discard(number)
+        agenda.line.discard(number)
         if descriptor is not None and (self._closed or number not in agenda.rank or number in agenda.held):
             os.close(descriptor)
         elif descriptor is not None:
@@ -241,6 +241,7 @@ class Store:
             number = None if self._closed else self._agenda.next()
             if number is not None:
                 self._agenda.busy.add(number)
+                self._agenda.line.add(number)
             return number
 
     def _bring(self, number: int) -> int | None:
@@ -258,6 +259,7 @@ class Store:
         keep = self._parts[number]
         with self._copies.making(keep.name) as ours:
             if not ours:
+                self._leave_line(number)
                 self._check_progress(keep, watch)
                 return None
             if (descriptor := self._copies.find(keep.name)) is not None:
@@ -282,17 +284,21 @@ class Store:
         """Where to make a part; None while there is no room, or something more urgent waits for it."""
         keep = self._parts[number]
         with self._changed:
-            self._agenda.short.add(number)
+            self._agenda.line.add(number)
             if not self._agenda.is_first_in_line(number):
                 return None
         while (path := self._copies.reserve(keep.name, keep.size)) is None:
             with self._changed:
                 if not self._give_up_for(number):
                     return None
-        with self._changed:
-            self._agenda.short.discard(number)
-            self._changed.notify_all()
+        self._leave_line(number)
         return path
+
+    def _leave_line(self, number: int) -> None:
+        with self._changed:
+            if number in self._agenda.line:
+                self._agenda.line.remove(number)
+                self._changed.notify_all()
 
     def _make(self, keep: Keep, path: Path) -> int:
         try:
@@ -302,21 +308,18 @@ class Store:
                 raise StoreError(f"{keep.name} takes {size} bytes: at most {keep.size} were announced")
             descriptor = self._copies.publish(path)
         except OSError as error:
-            raise self._explained(error, keep) from error
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise StoreError(
+                f"{self._copies.folder}: the disk is full: {keep.name} takes {keep.size} bytes; make room there, or "
+                f"lower the limit, which is {self._copies.limit} bytes"
+            ) from error
         finally:
             self._copies.discard(path)
         with self._changed:
             self._counters.fetched += 1
             self._counters.fetched_bytes += size
         return descriptor
-
-    def _explained(self, error: OSError, keep: Keep) -> Exception:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            return error
-        return StoreError(
-            f"{self._copies.folder}: the disk is full: {keep.name} takes {keep.size} bytes; make room there, or lower "
-            f"the limit, which is {self._copies.limit} bytes"
-        )
 
 
 def _check(parts: Sequence[Keep], limit: int, threads: int) -> None:
