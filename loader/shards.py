@@ -71,6 +71,8 @@ class ShardSet:
         self.part_first = self.catalog.part_first
         self._has_spans = bool((self.supervised != np.maximum(self.lengths - 1, 0)).any())
         self._bad = dict(self.catalog.bad)
+        for why in self._bad.values():
+            log.warning("left out: %s", why)
         self._open: dict[int, list[Chunk]] = {}
         self._store: Store | None = None
         self._ahead: list[int] = []  # parts that are expected to be needed
@@ -257,7 +259,6 @@ class ShardSet:
     def _open_or_refuse(self, number: int) -> None:
         assert self._set.in_place is not None
         if number in self._bad:
-            log.warning("left out: %s", self._bad[number])
             return
         try:
             self._open[number] = self._set.chunks(number, *self._set.in_place(number))
