@@ -10,12 +10,12 @@ from functools import lru_cache, partial
 import numpy as np
 import numpy.typing as npt
 
+from seqmesh.loader.catalog import ALL
 from seqmesh.loader.mixture import SHARES, Mixture
 from seqmesh.loader.settings import LoaderSettings, Overlong
 from seqmesh.packer.blocks import block_table
 from seqmesh.packer.lengths import Int64Array
 
-ALL = "all"  # the name of the source that is the whole set
 REMEMBERED_TABLES = 4  # of each source: of the epoch it is in, of the next, and of those that laggards are in
 REMEMBERED_ORDERS = 2
 NO_TABLE = np.zeros((0, 4), np.int64)  # of a source that is not shuffled by blocks
@@ -92,27 +92,36 @@ class Sources:
         return self.documents[self.first[number] : self.first[number + 1]]
 
 
-def one_source(documents: int, part_first: Int64Array | None = None) -> Sources:
-    """So many documents, all alike. part_first: as `Sources` has it, by default one part."""
-    first = np.array([0, documents], np.int64)
+def one_source(
+    documents: int, part_first: Int64Array | None = None, usable: npt.NDArray[np.bool_] | None = None
+) -> Sources:
+    """So many documents, all alike. part_first: as `Sources` has it, by default one part. usable [N]: those that can be
+    served, by default all."""
+    chosen = np.zeros(0, np.int64) if usable is None else np.flatnonzero(usable)
+    whole = np.array([0, documents], np.int64)
     return Sources(
         names=(ALL,),
-        first=first,
-        documents=np.zeros(0, np.int64),
-        part_first=first if part_first is None else part_first,
+        first=whole if usable is None else np.array([0, len(chosen)], np.int64),
+        documents=chosen,
+        part_first=whole if part_first is None else part_first,
     )
 
 
 def sources_by_code(
-    codes: npt.NDArray[np.uint16], names: Sequence[str], part_first: Int64Array | None = None
+    codes: npt.NDArray[np.uint16],
+    names: Sequence[str],
+    part_first: Int64Array | None = None,
+    usable: npt.NDArray[np.bool_] | None = None,
 ) -> Sources:
-    """From the source of each document [N], as a place in `names`. part_first: as `Sources` has it, by default one."""
+    """From the source of each document [N], as a place in `names`. part_first, usable: as for `one_source`."""
+    order = np.argsort(codes, kind="stable")
+    chosen = order if usable is None else order[usable[order]]
     first = np.zeros(len(names) + 1, np.int64)
-    np.cumsum(np.bincount(codes, minlength=len(names)), out=first[1:])
+    np.cumsum(np.bincount(codes[chosen], minlength=len(names)), out=first[1:])
     return Sources(
         names=tuple(names),
         first=first,
-        documents=np.argsort(codes, kind="stable").astype(np.int64),
+        documents=chosen.astype(np.int64),
         part_first=np.array([0, len(codes)], np.int64) if part_first is None else part_first,
     )
 
