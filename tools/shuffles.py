@@ -58,37 +58,41 @@ class ShuffleResult:
     bytes: int
 
 
-def compare_shuffles(manifest: Manifest, options: ShuffleOptions) -> tuple[ShuffleResult, ...]:
-    """From the order of the set to the global shuffle. Raises ValueError where there are no two documents."""
-    if manifest.documents < 2:
-        raise ValueError(f"the set has {manifest.documents} documents: there is nothing to shuffle")
-    return tuple(_compared(manifest, options))
+def compare_shuffles(rows: Int64Array, sizes: Int64Array, options: ShuffleOptions) -> tuple[ShuffleResult, ...]:
+    """From the order of the set to the global shuffle. rows, sizes [P]: documents and bytes of each file. Raises
+    ValueError where there are no two documents."""
+    if (count := int(rows.sum())) < 2:
+        raise ValueError(f"the set has {count} documents: there is nothing to shuffle")
+    held = rows > 0
+    return tuple(_compared(np.append(0, np.cumsum(rows[held])), sizes[held], options))
 
 
 def run(folder: Path, options: ShuffleOptions, console: Console) -> None:
     """Print the table. Raises ValueError or OSError for a set that can not be read, or has nothing to shuffle."""
     manifest = read_manifest(folder)
     with console.status("shuffling ..."):
-        results = compare_shuffles(manifest, options)
+        results = compare_shuffles(*_files(manifest), options)
     console.print(Text(str(folder)), soft_wrap=True)
     print_whole(console, _table(results, manifest, options))
     for note in NOTES:
         console.print(note, style="dim", soft_wrap=True, highlight=False)
 
 
-def _compared(manifest: Manifest, options: ShuffleOptions) -> Iterator[ShuffleResult]:
-    shards = [shard for shard in manifest.shards if shard.rows]
-    first = np.cumsum([0, *(shard.rows for shard in shards)], dtype=np.int64)
-    sizes = np.array([shard.bytes for shard in shards], np.int64)
-    key, count = shuffle_key(options.seed, options.epoch), manifest.documents
+def _files(manifest: Manifest) -> tuple[Int64Array, Int64Array]:
+    rows, sizes = [shard.rows for shard in manifest.shards], [shard.bytes for shard in manifest.shards]
+    return np.array(rows, np.int64), np.array(sizes, np.int64)
+
+
+def _compared(first: Int64Array, sizes: Int64Array, options: ShuffleOptions) -> Iterator[ShuffleResult]:
+    key, count = shuffle_key(options.seed, options.epoch), int(first[-1])
+    files = np.arange(len(sizes))
 
     def result(name: str, order: Int64Array, windows: list[Int64Array]) -> ShuffleResult:
         files, most = max(map(len, windows)), max(int(sizes[window].sum()) for window in windows)
         return ShuffleResult(name=name, neighbours=neighbours(order), files=files, bytes=most)
 
-    files = np.arange(len(shards))
     yield result("as stored", np.arange(count), np.split(files, len(files)))
-    for window in options.windows or [window for window in WINDOWS if window < len(shards)]:
+    for window in options.windows or [window for window in WINDOWS if window < len(files)]:
         yield result(f"blocks, window {window}", block_permutation(first, window, key), _windows_of(first, window, key))
     yield result("global", permutation(count, key), [files])
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.manifest import read_manifest
 from seqmesh.loader.settings import Blocks
+from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.neighbours import neighbours
 from seqmesh.tools import inspect_set
 from seqmesh.tools.shard_writer import write_shards
@@ -23,6 +24,11 @@ def printed(folder: Path, **options: object) -> str:
     return output.getvalue()
 
 
+def files_of(folder: Path) -> tuple[Int64Array, Int64Array]:
+    shards = read_manifest(folder).shards
+    return np.array([shard.rows for shard in shards]), np.array([shard.bytes for shard in shards])
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_set(tmp_path_factory.mktemp("set"), [10 + n % 3 for n in range(400)])
@@ -30,7 +36,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_orders_are_those_that_the_loader_serves(data: Path) -> None:
     options = ShuffleOptions(windows=(2, 5), seed=3, epoch=1)
-    results = compare_shuffles(read_manifest(data), options)
+    results = compare_shuffles(*files_of(data), options)
     assert [result.name for result in results] == ["as stored", "blocks, window 2", "blocks, window 5", "global"]
     for result, shuffle in zip(results, (False, Blocks(window=2), Blocks(window=5), True), strict=True):
         feed = Feed(settings_for(data, shuffle=shuffle, seed=3, epochs=2))
@@ -39,16 +45,17 @@ def test_the_orders_are_those_that_the_loader_serves(data: Path) -> None:
 
 
 def test_files_at_a_time_are_the_most_that_lie_between_first_and_last_use(data: Path) -> None:
-    manifest = read_manifest(data)
-    first = np.cumsum([0, *(shard.rows for shard in manifest.shards)])
-    for result, window in zip(compare_shuffles(manifest, ShuffleOptions(windows=(3,)))[1:], (3, 10**6), strict=True):
+    rows, sizes = files_of(data)
+    first = np.cumsum([0, *rows.tolist()])
+    results = compare_shuffles(rows, sizes, ShuffleOptions(windows=(3,)))
+    for result, window in zip(results[1:], (3, 10**6), strict=True):
         feed = Feed(settings_for(data, shuffle=Blocks(window=window)))
         order = np.array([document for step in global_batches(feed) for document, _, _ in step])
         part = np.searchsorted(first, order, side="right") - 1
-        uses = [np.flatnonzero(part == number)[[0, -1]].tolist() for number in range(len(manifest.shards))]
+        uses = [np.flatnonzero(part == number)[[0, -1]].tolist() for number in range(len(rows))]
         at_a_time = [[n for n, (a, b) in enumerate(uses) if a <= at <= b] for at in range(len(order))]
         assert result.files == max(map(len, at_a_time))
-        assert result.bytes == max(sum(manifest.shards[n].bytes for n in open_files) for open_files in at_a_time)
+        assert result.bytes == max(sum(int(sizes[n]) for n in open_files) for open_files in at_a_time)
 
 
 def test_the_table_is_readable_and_whole(data: Path) -> None:
