@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.manifest import read_manifest
-from seqmesh.loader.settings import Blocks, LoaderSettings, make_settings
+from seqmesh.loader.settings import Blocks, Delay, LoaderSettings, make_settings
 from seqmesh.loader.sources import Sources, one_source, sources_by_code
-from tests.loader.reference import plain_windows
+from seqmesh.loader.stream import StreamState, draw, start_state
+from tests.loader.reference import SHUFFLES, plain_order, plain_windows, some_parts
 from tests.support import global_batches, make_set, settings_for
 
 
@@ -45,6 +46,36 @@ def test_one_source_has_all_parts_that_are_not_empty() -> None:
     assert one_source(7).parts[0].first.tolist() == [0, 7]
     for nothing in (one_source(0), one_source(3, np.array([0, 2, 3]), np.zeros(3, np.bool_))):
         assert nothing.parts[0].number.tolist() == nothing.parts[0].table(2, 0).tolist() == []
+
+
+@given(
+    st.lists(st.booleans(), min_size=2, max_size=40).filter(any),
+    st.sampled_from(SHUFFLES),
+    st.sampled_from([None, Delay(thresholds=(8,), release=2)]),
+    st.integers(0, 2**40),
+)
+def test_documents_that_are_left_out_are_not_served_and_the_others_once_an_epoch(
+    usable: list[bool], shuffle: bool | Blocks, delay: Delay | None, seed: int
+) -> None:
+    """Also where some are cut into pieces, or held back; and from any state on."""
+    settings = LoaderSettings(
+        data="set", capacity=10, tokens_per_step=20, overlong="split", epochs=2, shuffle=shuffle, delay=delay
+    )
+    lengths, part_first = 1 + np.arange(len(usable)) * 7 % 13, some_parts(len(usable))
+    sources = one_source(len(usable), part_first, np.array(usable))
+    steps, states = list[list[int]](), [start_state(seed, 1)]
+    while (drawn := draw(states[-1], lengths, settings, sources)) is not None:
+        steps.append(drawn[0].document[drawn[0].offset == 0].tolist())
+        states.append(drawn[1])
+    kept = [document for document, good in enumerate(usable) if good]
+    orders = [plain_order(kept, part_first.tolist(), shuffle, seed, epoch) for epoch in (0, 1)]
+    served = [document for step in steps for document in step]
+    if delay is None:
+        assert served == orders[0] + orders[1]
+    assert sorted(served[: len(kept)]) == sorted(served[len(kept) :]) == kept
+    for number, state in enumerate(states[:-1]):
+        again = draw(StreamState.from_dict(state.to_dict()), lengths, settings, sources)
+        assert again is not None and again[1] == states[number + 1]
 
 
 def test_an_order_is_made_once_for_an_epoch() -> None:
