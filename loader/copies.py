@@ -6,6 +6,8 @@ All processes of a machine that use the same folder keep one account of it, with
   last used is its time of change.
 * `NAME.BYTES.tmp/`: a copy in the making, for which so many bytes are reserved.
 * `NAME.lock`: is locked by who makes that copy. A copy in the making whose lock is free is a dead process's.
+* `.claim.lock`: is locked, each by a shared lock, by those who need room now. Nobody makes copies ahead meanwhile, so
+  that a process which reads ahead a lot does not take all room from the others.
 
 Only the folder `seqmesh-copies` below the one that is given is ever touched. No threads here: those are `store`'s.
 """
@@ -137,6 +139,23 @@ class Copies:
     def discard(self, made: Path) -> None:
         """Give back what was reserved at a path from `reserve`."""
         shutil.rmtree(made.parent, ignore_errors=True)
+
+    def claim(self) -> int:
+        """A descriptor that keeps others from making copies ahead until it is closed."""
+        with self._account():
+            descriptor = self._open_claim()
+            _lock(descriptor, fcntl.LOCK_SH)
+            return descriptor
+
+    def is_claimed(self) -> bool:
+        with self._account():
+            descriptor = self._open_claim()
+            is_free = _lock(descriptor, fcntl.LOCK_EX)
+            os.close(descriptor)
+            return not is_free
+
+    def _open_claim(self) -> int:
+        return os.open(self.folder / f".claim{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def taken(self) -> int:
         """Bytes of all copies, with what is reserved."""

@@ -15,7 +15,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,17 +50,24 @@ class StoreCounters:
 
 
 @dataclass(slots=True)
-class _Watch:
-    """Of another process that makes a part: bytes it has made, and since when it has no more."""
+class _Turn:
+    """Of a thread that brings a part. made: bytes of it that another process has made, since: when that were less;
+    claim: a descriptor, where it is in need of room."""
 
     made: int
     since: float
+    claim: int | None = None
+
+    def end_claim(self) -> None:
+        if self.claim is not None:
+            os.close(self.claim)
+            self.claim = None
 
 
 class Store:
     """Copies by the number of their part. Thread-safe. What neither `want` nor `wait` asks for is not made. A copy is
     held, that is, no process removes it, from when it is here until `let_go`, or until it is no longer wanted and
-    nobody has its path."""
+    nobody has its path. Each that is held is an open file."""
 
     def __init__(
         self,
@@ -95,16 +102,17 @@ class Store:
     def want(self, numbers: Iterable[int]) -> None:
         """Make these, the first most urgently, instead of what was wanted before and is not begun. What failed is tried
         again once the pause is over."""
-        with self._changed:
-            self._check_open()
+        with self._open():
             self._plan(list(numbers))
 
     def path(self, number: int) -> Path | None:
         """The copy of a part, which is held until `let_go`, however often it was asked for; None where it is not here
         yet."""
-        with self._changed:
-            self._check_open()
+        with self._open():
             name, held = self._parts[number].name, self._agenda.held
+            if number in held and not os.fstat(held[number].descriptor).st_nlink:
+                self._drop(number)  # somebody emptied the folder
+                self._changed.notify_all()
             if number not in held and (descriptor := self._copies.hold(name)) is not None:
                 self._hold(number, descriptor)
                 self._counters.hits += 1
@@ -132,22 +140,23 @@ class Store:
         """Return once all of these are here; they are wanted before all else. Raises what failed, StoreError at once
         where what this process uses leaves no room for them, LoaderTimeoutError."""
         needed, began = list(dict.fromkeys(numbers)), time.monotonic()
-        with self._changed:
-            self._check_open()
+        with self._open():
             agenda = self._agenda
             self._plan([*needed, *agenda.rank])
             agenda.awaited.update(needed)
             agenda.missed.update({n: began for n in needed if n not in agenda.held and n not in agenda.missed})
-            ended = self._changed.wait_for(lambda: self._closed or agenda.is_over(needed), timeout)
-            agenda.awaited.difference_update(needed)
-            self._counters.waited_seconds += time.monotonic() - began
+            try:
+                ended = self._changed.wait_for(lambda: self._closed or agenda.is_over(needed), timeout)
+            finally:
+                agenda.awaited.difference_update(needed)
+                self._counters.waited_seconds += time.monotonic() - began
             self._check_open()
             for number in needed:
                 if number in agenda.failed:
                     raise agenda.failed[number][0]
             if not ended:
                 missing = [self._parts[number].name for number in needed if number not in agenda.held]
-                raise LoaderTimeoutError(f"{', '.join(missing)}: not here after {timeout:g} s; the storage is too slow")
+                raise LoaderTimeoutError(f"{', '.join(missing)}: not here after {timeout:g} s; wait for longer")
 
     def drain(self) -> None:
         """Make `descriptor` unreadable until something comes or fails again."""
@@ -156,6 +165,8 @@ class Store:
 
     def close(self) -> None:
         """Let go of all. Threads end when what they are making is made."""
+        if os.getpid() != self._process:  # a fork has neither the threads nor the lock they may have had
+            return
         with self._changed:
             if not self._closed:
                 self._closed = True
@@ -164,13 +175,20 @@ class Store:
                 os.close(self.descriptor)
                 self._changed.notify_all()
 
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
+        """With the lock. Raises LoaderError where there are no threads."""
+        if os.getpid() != self._process:  # whose lock may be that of a thread that is not here
+            raise LoaderError("the store of local copies was opened in another process; open one in this one")
+        with self._changed:
+            self._check_open()
+            yield
+
     # Up to `_work` all has the lock.
 
     def _check_open(self) -> None:
         if self._closed:
             raise LoaderError("the store of local copies is closed")
-        if os.getpid() != self._process:
-            raise LoaderError("the store of local copies was opened in another process; open one in this one")
 
     def _plan(self, numbers: Sequence[int]) -> None:
         for number in numbers:
@@ -246,51 +264,61 @@ class Store:
 
     def _bring(self, number: int) -> int | None:
         """A descriptor that holds the copy, once it is here; None where something else is to be done first."""
-        watch = _Watch(-1, time.monotonic())
-        while (descriptor := self._attempt(number, watch)) is None:
-            with self._changed:
-                self._changed.wait(POLL_SECONDS)
-                if self._closed or not self._agenda.goes_on(number):
-                    return None
-        return descriptor
+        turn = _Turn(-1, time.monotonic())
+        try:
+            while (descriptor := self._attempt(number, turn)) is None:
+                with self._changed:
+                    self._changed.wait(POLL_SECONDS)
+                    if self._closed or not self._agenda.goes_on(number):
+                        return None
+            return descriptor
+        finally:
+            turn.end_claim()
 
-    def _attempt(self, number: int, watch: _Watch) -> int | None:
+    def _attempt(self, number: int, turn: _Turn) -> int | None:
         """Find the copy, or make it; None while another process makes it, or there is no room."""
         keep = self._parts[number]
         with self._copies.making(keep.name) as ours:
             if not ours:
                 self._leave_line(number)
-                self._check_progress(keep, watch)
+                self._check_progress(keep, turn)
                 return None
             if (descriptor := self._copies.find(keep.name)) is not None:
                 with self._changed:
                     self._counters.hits += 1
                 return descriptor
-            path = self._reserve(number)
+            path = self._reserve(number, turn)
             return None if path is None else self._make(keep, path)
 
-    def _check_progress(self, keep: Keep, watch: _Watch) -> None:
+    def _check_progress(self, keep: Keep, turn: _Turn) -> None:
         """Raises LoaderTimeoutError where another process makes a part, and gets nowhere."""
         made, now = self._copies.made(keep.name), time.monotonic()
-        if made != watch.made:
-            watch.made, watch.since = made, now
-        if now - watch.since > self._deadline:
+        if made != turn.made:
+            turn.made, turn.since = made, now
+        if now - turn.since > self._deadline:
             raise LoaderTimeoutError(
                 f"{keep.name}: another process is making it in {self._copies.folder}, but has got nowhere for "
                 f"{self._deadline:g} s; let it go on, or end it"
             )
 
-    def _reserve(self, number: int) -> Path | None:
-        """Where to make a part; None while there is no room, or something more urgent waits for it."""
+    def _reserve(self, number: int, turn: _Turn) -> Path | None:
+        """Where to make a part; None while there is no room, or it is for what is needed sooner, here or elsewhere."""
         keep = self._parts[number]
         with self._changed:
             self._agenda.line.add(number)
+            is_missed = number in self._agenda.missed
             if not self._agenda.is_first_in_line(number):
                 return None
+        if not is_missed and self._copies.is_claimed():
+            return None
         while (path := self._copies.reserve(keep.name, keep.size)) is None:
             with self._changed:
-                if not self._give_up_for(number):
-                    return None
+                if self._give_up_for(number):
+                    continue
+            if is_missed and turn.claim is None:
+                turn.claim = self._copies.claim()
+            return None
+        turn.end_claim()
         self._leave_line(number)
         return path
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import random
 import select
 import subprocess
 import sys
@@ -13,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from seqmesh.loader.copies import FOLDER, Copies, Copy, victims
+from seqmesh.loader.copies import FOLDER, Copies
 from seqmesh.loader.errors import LoaderError, LoaderTimeoutError, RemoteError, StoreError
 from seqmesh.loader.store import Keep, Store
 from tests.support import killed_after
@@ -398,55 +397,54 @@ def test_who_makes_a_part_and_gets_nowhere_is_not_waited_for_without_end(tmp_pat
             store.wait([0], SECONDS)
 
 
-Entries = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 50), st.booleans()), max_size=8)
+def consume(store: Store, order: Sequence[int], ahead: int, pace: float) -> None:
+    """Use parts in this order, one at a time, as a loader does that reads ahead."""
+    for place, number in enumerate(order):
+        store.want(order[place : place + ahead])
+        while (path := store.path(number)) is None:
+            if failure := store.failure(number):
+                raise failure
+            select.select([store.descriptor], [], [], 0.5)
+            store.drain()
+        assert path.read_bytes() == bytes([number]) * SIZE
+        time.sleep(pace)
+        store.let_go(number)
 
 
-@given(Entries, st.integers(-20, 200))
-def test_victims_are_those_a_slow_search_finds(entries: list[tuple[int, int, bool]], excess: int) -> None:
-    """Of all sets of copies that may go, in order of age without a gap, the smallest that is enough."""
-    copies = [Copy(f"c{i}", size, used) for i, (used, size, _) in enumerate(entries)]
-    free = {f"c{i}" for i, (_, _, is_free) in enumerate(entries) if is_free}
-    oldest = [copy for copy in sorted(copies, key=lambda copy: (copy.used, copy.name)) if copy.name in free]
-    prefixes = [oldest[:count] for count in range(len(oldest) + 1)]
-    expected = next((some for some in prefixes if sum(copy.size for copy in some) >= excess), None)
-    assert victims(copies, excess, lambda copy: copy.name in free) == expected
+def test_who_reads_ahead_leaves_room_to_who_needs_it(tmp_path: Path) -> None:
+    greedy, modest = Parts(60), Parts(60)
+    with opened(tmp_path, greedy, 4 * SIZE) as one, opened(tmp_path, modest, 4 * SIZE, deadline=5) as other:
+        eager = threading.Thread(target=consume, args=(one, range(40), 10, 0.05))
+        eager.start()
+        until(lambda: len(here(tmp_path)) == 4)
+        began = time.monotonic()
+        consume(other, range(50, 55), 1, 0)
+        assert time.monotonic() - began < 5
+        assert eager.is_alive()
+        eager.join(SECONDS)
+        assert one.counters.failures == other.counters.failures == 0
 
 
-@settings(max_examples=25)
-@given(st.lists(st.tuples(st.integers(0, 7), st.integers(10, 40), st.booleans()), min_size=1, max_size=25))
-def test_copies_on_a_disk_follow_a_slow_model(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int, bool]]
-) -> None:
-    """Each step uses a part, made if it is not there, and keeps it held or lets it go."""
-    limit, model, held = 100, dict[str, int](), dict[str, int]()
-    copies = Copies(tmp_path_factory.mktemp("copies"), limit, SECONDS)
-    for number, size, keeps in steps:
-        name = f"p{number}"
-        if name in model:
-            model[name] = model.pop(name)  # the newest is the last
-            descriptor = copies.hold(name)
-        else:
-            going, room = list[str](), limit - sum(model.values()) - size
-            for other in [other for other in model if other not in held]:
-                if room < 0:
-                    going.append(other)
-                    room += model[other]
-            with copies.making(name) as ours:
-                assert ours
-                path = copies.reserve(name, size)
-                assert (path is not None) == (room >= 0)
-                if path is None:
-                    continue
-                path.write_bytes(b"x" * size)
-                descriptor = copies.publish(path)
-                copies.discard(path)
-            model = {other: size for other, size in model.items() if other not in going} | {name: size}
-        assert descriptor is not None
-        if name not in held and keeps:
-            held[name] = descriptor
-        else:
-            os.close(descriptor)
-        assert here(copies.folder.parent) == set(model)
-        assert copies.taken() == sum(model.values()) <= limit
-    for descriptor in held.values():
-        os.close(descriptor)
+@pytest.mark.parametrize("threads", [1, 4])
+def test_any_order_comes_to_its_end(tmp_path: Path, threads: int) -> None:
+    generator = random.Random(threads)
+    order = [[generator.randrange(9) for _ in range(60)] for _ in range(2)]
+    parts, failed = [Parts(9), Parts(9)], list[BaseException]()
+    with contextlib.ExitStack() as stack:
+        stores = [stack.enter_context(opened(tmp_path, some, 3 * SIZE, threads=threads)) for some in parts]
+
+        def run(which: int) -> None:
+            try:
+                consume(stores[which], order[which], 1 + 3 * which, 0.002)
+            except BaseException as error:
+                failed.append(error)
+
+        users = [threading.Thread(target=run, args=(which,)) for which in range(2)]
+        for user in users:
+            user.start()
+        for user in users:
+            user.join(2 * SECONDS)
+            assert not user.is_alive()
+        assert not failed
+        assert len(here(tmp_path)) <= 3
+        assert Copies(tmp_path, 0, SECONDS).taken() <= 3 * SIZE
