@@ -208,7 +208,7 @@ class Copies:
 
     @contextlib.contextmanager
     def _account(self) -> Iterator[None]:
-        lock = FileLock(self.folder / f".account{LOCK}", timeout=self._timeout)
+        lock = FileLock(self.folder / f".account{LOCK}", timeout=self._timeout, poll_interval=0.01)
         try:
             lock.acquire()
         except filelock.Timeout:

@@ -412,17 +412,22 @@ def consume(store: Store, order: Sequence[int], ahead: int, pace: float) -> None
 
 
 def test_who_reads_ahead_leaves_room_to_who_needs_it(tmp_path: Path) -> None:
-    greedy, modest = Parts(60), Parts(60)
-    with opened(tmp_path, greedy, 4 * SIZE) as one, opened(tmp_path, modest, 4 * SIZE, deadline=5) as other:
-        eager = threading.Thread(target=consume, args=(one, range(40), 10, 0.05))
-        eager.start()
-        until(lambda: len(here(tmp_path)) == 4)
-        began = time.monotonic()
-        consume(other, range(50, 55), 1, 0)
-        assert time.monotonic() - began < 5
-        assert eager.is_alive()
-        eager.join(SECONDS)
-        assert one.counters.failures == other.counters.failures == 0
+    parts, other = Parts(4), Copies(tmp_path, SIZE, SECONDS)
+    with opened(tmp_path, parts, SIZE) as store:
+        claim = other.claim()
+        store.want([0])
+        time.sleep(0.3)
+        assert not here(tmp_path)
+        assert store.path(0) is None  # from here on it is needed here, too
+        until(lambda: store.path(0) is not None)
+        os.close(claim)
+        assert not other.is_claimed()
+        store.want([1])
+        assert store.path(1) is None
+        until(other.is_claimed)
+        store.let_go(0)
+        until(lambda: store.path(1) is not None)
+        assert not other.is_claimed()
 
 
 @pytest.mark.parametrize("threads", [1, 4])
