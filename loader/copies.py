@@ -113,7 +113,9 @@ class Copies:
 
     def made(self, name: str) -> int:
         """Bytes that there are so far of a copy in the making."""
-        return sum(_size(file) for folder in self._unfinished(name) for file in folder.glob("*"))
+        with contextlib.suppress(FileNotFoundError):  # it is whole just now
+            return sum(entry.stat().st_size for folder in self._unfinished(name) for entry in os.scandir(folder))
+        return 0
 
     def reserve(self, name: str, size: int) -> Path | None:
         """Where to make a copy, once there is room for it, for which others are removed; None where there is none.
@@ -242,10 +244,3 @@ def _made_name(entry: str) -> str:
 
 def _reserved(path: Path) -> int:
     return int(path.name.removesuffix(MAKING).rpartition(".")[2])
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

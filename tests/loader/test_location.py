@@ -213,7 +213,7 @@ def test_a_storage_that_hangs_is_left_at_the_deadline(faulty: type[Faulty], tmp_
     place = Location("faulty://set", Patience(seconds=1, tries=3, pause=0.01))
     place.fetch("a.arrow", tmp_path / "a", xxh3=HASH)  # the other tries have time left
     faulty.faults[:] = [hanging] * 9
-    with pytest.raises(RemoteError, match=r"failed 3 times .* TimeoutError"):
+    with pytest.raises(RemoteError, match=r"failed 3 times .* TimeoutError: no answer in time"):
         place.read("a.arrow")
     assert time.monotonic() - began < 4
 
@@ -332,7 +332,7 @@ def test_a_server_that_hangs_is_left_at_the_deadline(served: tuple[Path, int]) -
         Location(f"http://127.0.0.1:{served[1]}", Patience(seconds=0.5, tries=2, pause=0.01)),
         time.monotonic(),
     )
-    with pytest.raises(RemoteError, match="failed 2 times"):
+    with pytest.raises(RemoteError, match=r"failed 2 times .* no answer in time"):
         place.read("stuck", 0, 5)
     assert time.monotonic() - began < STUCK_SECONDS
 

@@ -10,13 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from seqmesh.loader.copies import FOLDER, Copies
 from seqmesh.loader.errors import LoaderError, LoaderTimeoutError, RemoteError, StoreError
+from seqmesh.loader.location import Location
 from seqmesh.loader.store import Keep, Store
 from tests.support import killed_after
 
@@ -325,6 +328,36 @@ def test_only_the_process_that_opened_a_store_uses_it(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code, tmp_path], timeout=60).returncode == 0
 
 
+def test_a_folder_that_somebody_empties(tmp_path: Path) -> None:
+    parts = Parts(1)
+    with opened(tmp_path, parts, SIZE) as store:
+        store.wait([0], SECONDS)
+        (tmp_path / FOLDER / "p0").unlink()
+        assert store.path(0) is None
+        store.wait([0], SECONDS)
+        assert store.path(0) is not None
+        assert parts.made == [0, 0]
+
+
+def test_parts_at_a_location(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    place = Location("memory://parts")
+    for number in range(4):
+        memory.pipe_file(f"/parts/{number}", bytes([number]) * SIZE)
+    keeps = [Keep(name=f"k{n}", size=SIZE, make=partial(place.fetch, str(n), whole=SIZE)) for n in range(5)]
+    with contextlib.closing(Store(tmp_path, 2 * SIZE, keeps)) as store:
+        for number in range(4):
+            store.wait([number], SECONDS)
+            path = store.path(number)
+            assert path is not None
+            assert path.read_bytes() == bytes([number]) * SIZE
+            store.let_go(number)
+        with pytest.raises(FileNotFoundError, match="memory://parts/4: there is no such file"):
+            store.wait([4], SECONDS)
+        assert store.counters.evicted == 3  # the last, too, had its room
+    memory.rm("/parts", recursive=True)
+
+
 @contextlib.contextmanager
 def worker(folder: Path, limit: int, parts: int, seconds: float) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", WORKER, *map(str, (folder, limit, parts, seconds))]
@@ -353,7 +386,8 @@ def test_processes_stay_within_the_limit_together(tmp_path: Path) -> None:
         done = threading.Thread(target=lambda: (lines_until_done(first), lines_until_done(second)), daemon=True)
         done.start()
         while done.is_alive():
-            most = max(most, sum(path.stat().st_size for path in one.folder.rglob("p*") if path.is_file()))
+            with contextlib.suppress(FileNotFoundError):  # something was removed meanwhile
+                most = max(most, sum(path.stat().st_size for path in one.folder.rglob("p*") if path.is_file()))
             time.sleep(0.005)
         assert 2 * SIZE <= most <= 3 * SIZE
         assert "p11" in here(tmp_path)
