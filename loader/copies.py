@@ -199,7 +199,8 @@ class Copies:
     def _unfinished(self, name: str = "") -> Iterator[Path]:
         """Folders of copies in the making: of all, or of one name."""
         for entry in list(os.scandir(self.folder)):
-            if entry.name.endswith(MAKING) and (not name or name == _made_name(entry.name)):
+            ours = entry.name.removesuffix(MAKING).rpartition(".")[2].isdigit() and entry.name.endswith(MAKING)
+            if ours and (not name or name == _made_name(entry.name)):
                 yield Path(entry.path)
 
     def _remove_dead(self) -> None:
