@@ -1,3 +1,4 @@
+import fcntl
 import os
 from pathlib import Path
 
@@ -22,6 +23,19 @@ def test_nothing_else_in_the_folder_is_touched(tmp_path: Path) -> None:
         assert copies.reserve("a", 10) is not None
         assert copies.reserve("b", 10) is None
     assert (tmp_path / "precious").exists()
+
+
+def test_a_copy_that_is_removed_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Copies(tmp_path, 10, SECONDS)
+    one.path("a").write_bytes(b"a")
+    flock = fcntl.flock
+
+    def lock(descriptor: int, kind: int) -> None:
+        one.path("a").unlink(missing_ok=True)  # just before
+        flock(descriptor, kind)
+
+    monkeypatch.setattr("fcntl.flock", lock)
+    assert one.hold("a") is None
 
 
 def test_claims_are_seen_until_they_end(tmp_path: Path) -> None:
