@@ -1,14 +1,15 @@
 """What a store of local copies does next: a plain record of what is wanted, here, failed and missed, and its rules.
 
-Decides, and does nothing but close what is given up: no files, no threads, no clock. Parts are numbers.
+Decides, and does nothing but let go of what is given up: no files, no threads, no clock. Parts are numbers.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+from seqmesh.loader.copies import release
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class Agenda:
     def drop(self, number: int) -> None:
         """Let go of a copy, if it is here."""
         if number in self.held:
-            os.close(self.held.pop(number).descriptor)
+            release(self.held.pop(number).descriptor)
 
     def urgency(self, number: int) -> float:
         """Less is sooner; infinite for what is not wanted."""

@@ -7,7 +7,6 @@ ones. The agenda and the counters belong to the store, whose lock is `changed`.
 from __future__ import annotations
 
 import errno
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from seqmesh.loader.agenda import Agenda
-from seqmesh.loader.copies import Copies
+from seqmesh.loader.copies import Copies, release
 from seqmesh.loader.errors import LoaderTimeoutError, StoreError
 
 POLL_SECONDS = 0.1  # how soon what another process does is noticed
@@ -55,7 +54,7 @@ class _Turn:
 
     def end_claim(self) -> None:
         if self.claim is not None:
-            os.close(self.claim)
+            release(self.claim)
             self.claim = None
 
 

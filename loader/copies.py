@@ -153,7 +153,7 @@ class Copies:
         with self._account():
             descriptor = self._open_claim()
             is_free = _lock(descriptor, fcntl.LOCK_EX)
-            os.close(descriptor)
+            release(descriptor)
             return not is_free
 
     def _open_claim(self) -> int:
@@ -173,7 +173,7 @@ class Copies:
             return going is not None
         finally:
             for descriptor in locked:
-                os.close(descriptor)
+                release(descriptor)
 
     def _seize(self, copy: Copy, locked: list[int]) -> bool:
         """Whether nobody holds a copy; then nobody can, for as long as the descriptor is open."""
@@ -229,6 +229,12 @@ def touch(descriptor: int) -> None:
     now = time.time_ns()  # the kernel's own idea of now is milliseconds coarse
     with contextlib.suppress(PermissionError):  # another user's
         os.utime(descriptor, ns=(now, now))
+
+
+def release(descriptor: int) -> None:
+    """Let go of what `hold`, `find`, `publish` or `claim` gave, also where a forked process has it, too."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def _lock(descriptor: int, kind: int) -> bool:

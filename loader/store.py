@@ -20,7 +20,7 @@ from pathlib import Path
 
 from seqmesh.loader.agenda import Held
 from seqmesh.loader.bringer import Bringer, Keep, StoreCounters
-from seqmesh.loader.copies import Copies, check_name, touch
+from seqmesh.loader.copies import Copies, check_name, release, touch
 from seqmesh.loader.errors import LoaderError, LoaderTimeoutError
 
 __all__ = ["Keep", "Store", "StoreCounters"]
@@ -87,6 +87,8 @@ class Store:
 
     def let_go(self, number: int) -> None:
         """A part was used; its copy may be removed. It is not wanted any more, unless it is wanted again."""
+        if os.getpid() != self._process:
+            return
         with self._changed:
             self._agenda.rank.pop(number, None)
             self._agenda.missed.pop(number, None)
@@ -169,7 +171,7 @@ class Store:
         agenda.busy.discard(number)
         agenda.line.discard(number)
         if descriptor is not None and (self._agenda.closed or number not in agenda.rank or number in agenda.held):
-            os.close(descriptor)
+            release(descriptor)
         elif descriptor is not None:
             self._hold(number, descriptor)
         if failure:

@@ -317,14 +317,38 @@ def test_a_closed_store_lets_go_of_everything(tmp_path: Path) -> None:
 
 
 def test_only_the_process_that_opened_a_store_uses_it(tmp_path: Path) -> None:
-    code = (
-        "import os, sys; from pathlib import Path; from seqmesh.loader.store import Store\n"
-        "store = Store(Path(sys.argv[1]), 100, [])\n"
-        "if os.fork(): sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
-        "try: store.want([])\n"
-        "except RuntimeError as error: os._exit('in another process' not in str(error))\n"
-        "os._exit(1)"
-    )
+    """A fork has the same locks, without knowing it: they must end where the owner lets go, and only there."""
+    code = """
+import os, sys
+from pathlib import Path
+from seqmesh.loader.copies import Copies
+from seqmesh.loader.store import Keep, Store
+
+folder = Path(sys.argv[1])
+store = Store(folder, 100, [Keep(name="p0", size=100, make=lambda path: path.write_bytes(b"x" * 100))])
+store.wait([0], 20)
+store.path(0)
+begin, end = os.pipe(), os.pipe()
+if not (child := os.fork()):
+    try:
+        store.want([])
+    except RuntimeError as error:
+        assert "in another process" in str(error)
+        store.let_go(0)
+        store.close()
+        os.write(begin[1], b"x")
+        os.read(end[0], 1)
+        os._exit(0)
+    os._exit(1)
+assert os.read(begin[0], 1) == b"x"
+copies = Copies(folder, 100, 20)
+with copies.making("p1"):
+    assert copies.reserve("p1", 100) is None  # still held
+    store.let_go(0)
+    assert copies.reserve("p1", 100) is not None
+os.write(end[1], b"x")
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
     assert subprocess.run([sys.executable, "-c", code, tmp_path], timeout=60).returncode == 0
 
 
