@@ -23,9 +23,7 @@ from seqmesh.packer.blocks import CLOSES, FIRST, OPENS, block_at, count_windows
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.permute import shuffle_key
 
-WALKED = (
-    1 << 12
-)  # documents that are looked up one by one, to put the parts of a window in the order of their first use
+WALKED = 1 << 12  # documents of a stretch that are looked up, to put its parts in the order of their first use
 WINDOWS = 2  # of parts, that are needed soon: the present one and the next
 IN_ORDER = 4  # parts that are needed soon without a shuffle: the present one and a few more
 
