@@ -157,7 +157,7 @@ def test_the_descriptor_tells_what_came_and_what_failed(tmp_path: Path) -> None:
         with pytest.raises(RemoteError, match="the storage burns"):
             store.wait([1], SECONDS)
         del parts.failing[1]
-        time.sleep(0.25)
+        until(lambda: store.failure(1) is None)  # forgotten
         store.wait([1], SECONDS)
         assert store.failure(1) is None
         assert store.counters.failures == 1
@@ -220,7 +220,7 @@ def test_what_is_needed_sooner_goes_before_what_is_needed_later(tmp_path: Path) 
 
 def test_no_room_is_an_error_for_who_waits(tmp_path: Path) -> None:
     parts = Parts(4)
-    with opened(tmp_path, parts, 2 * SIZE, deadline=0.3, pause=0) as store:
+    with opened(tmp_path, parts, 2 * SIZE, deadline=0.3, pause=0.3) as store:
         store.wait([0, 1], SECONDS)
         assert store.path(0) and store.path(1)
         expected = (
@@ -237,6 +237,7 @@ def test_no_room_is_an_error_for_who_waits(tmp_path: Path) -> None:
         until(lambda: store.path(3) is None and store.failure(3) is not None)  # needed, but none came at the deadline
         assert here(tmp_path) == {"p0", "p1"}
         store.let_go(1)
+        until(lambda: store.failure(2) is None)
         store.wait([2], SECONDS)  # goes on once there is room
 
 
