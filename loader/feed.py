@@ -15,7 +15,6 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from seqmesh.loader.batch import NumpyBatch, Outline, fill, outline, write
 from seqmesh.loader.counters import Counters
@@ -58,13 +57,19 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A batch of a rank that is decided and not gathered yet: its outline, which tells the memory it needs, and where
-    the rank goes on."""
+    """A batch of a rank that is decided and not gathered yet: its outline, which tells the memory it needs, the step
+    that it is of, and where the rank goes on."""
 
     rank: int
     outline: Outline
     next_position: Position
     shards: ShardSet
+    step: Step
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the rank's first of the step."""
+        return self.outline.scalars["wave"] == 0
 
     @property
     def nbytes(self) -> int:
@@ -121,8 +126,8 @@ class Feed:
 
     @property
     def data_fingerprint(self) -> str:
-        """Hash of the shards' checksums: which data this is, wherever it lies."""
-        return xxhash.xxh3_128("".join(shard.xxh3 for shard in self.shards.manifest.shards).encode()).hexdigest()
+        """See `ShardSet.fingerprint`."""
+        return self.shards.fingerprint
 
     def step(self, state: StreamState) -> Step | None:
         """The step that begins at `state`; None at the end."""
@@ -174,4 +179,4 @@ class Feed:
         next_plan = following.digest if following else ""
         drawn = outline(step, rank, position.wave, self.settings, next_plan=next_plan)
         after = step.after if position.wave + 1 == waves else None
-        return Draft(rank, drawn, position.following(after), self.shards)
+        return Draft(rank, drawn, position.following(after), self.shards, step)

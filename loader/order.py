@@ -30,13 +30,15 @@ FINAL = {STOPPED, REFUSED} | {code for n in (signal.SIGINT, signal.SIGTERM) for 
 class ServeOptions:
     """How to serve, whatever is served. standby: wait where another loader has the endpoint, and take over when it is
     gone. keys: folder of `keys.create_keys`, needed at an address that other machines reach. metrics: address for
-    Prometheus, HOST:PORT. poison: overwrite recycled slots, to find out who still reads one."""
+    Prometheus, HOST:PORT. ledger: folder to record in what every step trained on, see `ledger`. poison: overwrite
+    recycled slots, to find out who still reads one."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     standby: bool = False
     keys: str | None = None
     metrics: str | None = None
+    ledger: str | None = None
     poison: bool = False
 
 

@@ -46,6 +46,7 @@ from seqmesh.loader.order import (
     ServeOptions,
 )
 from seqmesh.loader.ready import first_readable
+from seqmesh.loader.recorder import recording
 from seqmesh.loader.service import Service
 from seqmesh.loader.settings import LoaderSettings
 
@@ -68,8 +69,8 @@ def serve(
     which is returned, or a signal's handler raises. To be called in the main thread. A standby calls `standing_by`
     where it has to wait for another loader's end.
 
-    Raises what `Feed` raises for unfit data, OSError for an endpoint that can not be bound, ValueError for one that
-    other machines could reach without keys. Once it serves, only ServingError.
+    Raises what `Feed` raises for unfit data, OSError for an endpoint that can not be bound or a ledger that can not be
+    written, ValueError for an endpoint that other machines could reach without keys. Once it serves, only ServingError.
     """
     options = options or ServeOptions()
     check_endpoint(endpoint, keys=options.keys)
@@ -83,8 +84,9 @@ def serve(
         socket = stack.enter_context(listening(endpoint, keys=options.keys))
         handover = stack.enter_context(handing_over(endpoint))
         stack.enter_context(exposing(options.metrics, counters))
+        recorder = stack.enter_context(recording(options.ledger, feed))
         try:
-            service = Service(feed, socket, handover, poison=options.poison)
+            service = Service(feed, socket, handover, poison=options.poison, recorder=recorder)
             return service.run(ready=ready, until=[signals, *until])
         except Exception as error:
             log.exception("failed while serving: %r", error)

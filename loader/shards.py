@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.files import checksum
@@ -54,6 +55,11 @@ class ShardSet:
 
     def __len__(self) -> int:
         return self.manifest.documents
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the shards' checksums: which data this is, wherever it lies."""
+        return xxhash.xxh3_128("".join(shard.xxh3 for shard in self.manifest.shards).encode()).hexdigest()
 
     def addresses(self, documents: Int64Array) -> Int64Array:
         """Address of the first token of each document. Raises ShardError where a shard contradicts the lengths."""

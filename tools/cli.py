@@ -208,6 +208,7 @@ def serve(
     ] = None,
     standby: Annotated[bool, typer.Option("--standby", help="Take over when the loader at the endpoint ends.")] = False,
     metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus.")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="A folder to record in what every step trained on.")] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
     poison: Annotated[bool, typer.Option("--poison", help="Overwrite recycled slots, to find who reads them.")] = False,
 ) -> None:
@@ -218,7 +219,13 @@ def serve(
     command.run(
         file=settings,
         endpoint=endpoint,
-        options=ServeOptions(standby=standby, keys=str(keys) if keys else None, metrics=metrics, poison=poison),
+        options=ServeOptions(
+            standby=standby,
+            keys=str(keys) if keys else None,
+            metrics=metrics,
+            ledger=str(ledger) if ledger else None,
+            poison=poison,
+        ),
         log_json=log_json,
         data=str(data) if data else None,
         tokens_per_step=tokens_per_step,
@@ -229,6 +236,22 @@ def serve(
         epochs=epochs,
         seed=seed,
     )
+
+
+@app.command()
+def ledger(
+    folder: Annotated[Path, typer.Argument(help="The folder of `seqmesh serve --ledger`.")],
+    step: Annotated[int | None, typer.Option(help="The step to show (default: say which there are).")] = None,
+    documents: Annotated[bool, typer.Option("--documents", help="List the step's documents.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Show every time that the step was served.")] = False,
+    document: Annotated[int | None, typer.Option(help="Say which steps saw this document (a row number).")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where the shard set is by now.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write what is shown to this file, too.")] = None,
+) -> None:
+    """Say what a step trained on, from the records of the loaders that served it."""
+    from seqmesh.tools import ledger as command
+
+    command.run(folder=folder, step=step, documents=documents, every=all_, document=document, data=data, json_path=json)
 
 
 @app.command()
