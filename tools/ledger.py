@@ -54,7 +54,7 @@ def run(
     else:
         found = _show_summary(console, ledger)
     if json_path is not None:
-        atomic_write(json_path, json.dumps(found | {"damage": ledger.damage}, indent=1).encode() + b"\n")
+        atomic_write(json_path, json.dumps(found | {"damage": ledger.damage}).encode() + b"\n")
         print_written(console, json_path)
 
 
@@ -159,12 +159,11 @@ def _show_document(console: Console, ledger: Ledger, document: int) -> dict[str,
     for step in ledger.steps_with(document):
         for record in ledger.recorded(step):
             for place in (record.document == document).nonzero()[0].tolist():
-                seen = {"step": step, "epoch": record.epoch, "time": record.time.isoformat()}
-                seen |= {"offset": int(record.offset[place]), "length": int(record.length[place])}
-                seen |= {"ranks": record.ranks_of[place]}
-                found.append(seen)
-                ranks, piece = " ".join(map(str, seen["ranks"])), (f"{seen['offset']:,}", f"{seen['length']:,}")
-                table.add_row(str(step), str(record.epoch), _time(record.time), *piece, ranks)
+                offset, length, ranks = int(record.offset[place]), int(record.length[place]), record.ranks_of[place]
+                row = step, record.epoch, record.time.isoformat(), offset, length, ranks
+                found.append(dict(zip(("step", "epoch", "time", "offset", "length", "ranks"), row, strict=True)))
+                held = " ".join(map(str, ranks))
+                table.add_row(str(step), str(record.epoch), _time(record.time), f"{offset:,}", f"{length:,}", held)
     if found:
         print_whole(console, table)
     else:
@@ -219,9 +218,8 @@ def record_to_dict(record: Record, doc_ids: list[str | None], sources: list[str 
 
 def _ranges(gaps: list[tuple[int, int]]) -> str:
     words = [f"{first}" if first == last else f"{first} to {last}" for first, last in gaps[:MOST_LISTED]]
-    return (
-        "steps " + ", ".join(words) + (f" and {len(gaps) - MOST_LISTED} more gaps" if len(gaps) > MOST_LISTED else "")
-    )
+    more = f" and {len(gaps) - MOST_LISTED} more gaps" if len(gaps) > MOST_LISTED else ""
+    return "steps " + ", ".join(words) + more
 
 
 def _plain(name: str | None) -> str:
