@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +60,7 @@ SCHEMA = pa.schema(
     + [pa.field(name, pa.large_list(kind), nullable=False) for name, kind in LISTS.items()]
 )
 
+_SCALARS = itemgetter("step", "epoch", "tokens_in_step", "supervised_tokens_in_step", "rings_in_step", "imbalance")
 _STATE = TypeAdapter(StreamState)
 
 
@@ -106,8 +108,7 @@ class Head:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A step to be written: when it began to be served, in microseconds, and whether to a rank that another loader
     process had served before."""
 
@@ -176,23 +177,24 @@ class LedgerFile:
 def record_batch(rows: Sequence[Row]) -> pa.RecordBatch:
     """Rows as columns. Every step's arrays are touched once, together."""
     steps = [row.step for row in rows]
-    scalars = [step.scalars for step in steps]
-    draws, plans = [step.documents for step in steps], [step.plan for step in steps]
+    numbers = zip(*map(_SCALARS, (step.scalars for step in steps)), strict=True)
+    step, epoch, tokens, supervised_tokens, rings, imbalance = map(np.array, numbers)
     before, after = _texts(steps)
-    columns: dict[str, Any] = {
-        "step": [each["step"] for each in scalars],
-        "epoch": [each["epoch"] for each in scalars],
-        "time": [row.microseconds for row in rows],
-        "plan": [step.digest for step in steps],
-        "continued": [row.continued for row in rows],
-        "tokens": [each["tokens_in_step"] for each in scalars],
-        "supervised_tokens": [each["supervised_tokens_in_step"] for each in scalars],
-        "rings": [each["rings_in_step"] for each in scalars],
-        "imbalance": [each["imbalance"] for each in scalars],
-        "before": before,
-        "after": after,
-    }
-    plain: list[Any] = [pa.array(column, kind) for column, kind in zip(columns.values(), _KINDS, strict=True)]
+    columns: tuple[Any, ...] = (
+        step,
+        epoch,
+        np.array([row.microseconds for row in rows]),
+        [step.digest for step in steps],
+        [row.continued for row in rows],
+        tokens,
+        supervised_tokens,
+        rings,
+        imbalance,
+        before,
+        after,
+    )
+    plain: list[Any] = [pa.array(column, kind) for column, kind in zip(columns, _KINDS, strict=True)]
+    draws, plans = [step.documents for step in steps], [step.plan for step in steps]
     documents = _ends([len(draw.document) for draw in draws])
     lists = {
         "document": _lists("document", documents, [draw.document for draw in draws]),
@@ -215,7 +217,7 @@ def _texts(steps: Sequence[Step]) -> tuple[list[bytes], list[bytes]]:
     def text(state: StreamState) -> bytes:
         found = known.get(id(state))
         if found is None:
-            found = known[id(state)] = _STATE.dump_json(state)
+            found = known[id(state)] = _STATE.serializer.to_json(state)
         return found
 
     return [text(step.before) for step in steps], [text(step.after) for step in steps]
@@ -255,8 +257,16 @@ def read_file(path: Path) -> LedgerFile:
             raise ValueError("its columns are not a ledger's")
     except (pa.ArrowInvalid, OSError, ValueError, ValidationError) as error:
         raise ValueError(f"{path}: is no ledger, or its head is damaged: {error}") from error
+    batches, intact, damage = read_batches(reader, source, path.stat().st_size)
+    return LedgerFile(path=path, head=head, batches=batches, intact=intact, damage=damage)
+
+
+def read_batches(
+    reader: pa.ipc.RecordBatchStreamReader, source: pa.NativeFile, size: int
+) -> tuple[list[pa.RecordBatch], int, str]:
+    """What is whole of a source of `size` bytes: batches, bytes up to there, and what is wrong with the rest."""
     batches: list[pa.RecordBatch] = []
-    size, intact, damage = path.stat().st_size, source.tell(), ""
+    intact = source.tell()
     try:
         while True:
             batch = reader.read_next_batch()
@@ -264,11 +274,9 @@ def read_file(path: Path) -> LedgerFile:
             batches.append(batch)
             intact = source.tell()
     except StopIteration:
-        if intact < size:
-            damage = "what follows is no record"
+        return batches, intact, "what follows is no record" if intact < size else ""
     except (pa.ArrowInvalid, OSError) as error:
-        damage = str(error).strip().splitlines()[0]
-    return LedgerFile(path=path, head=head, batches=batches, intact=intact, damage=damage)
+        return batches, intact, str(error).strip().splitlines()[0]
 
 
 def record_at(file: LedgerFile, batch: int, row: int) -> Record:
