@@ -22,7 +22,9 @@ import pyarrow as pa
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.ledger import EPOCH, SUFFIX, LedgerFile, Record, read_file, record_at, record_of
+from seqmesh.loader.planner import Step
 from seqmesh.loader.shards import ShardSet
+from seqmesh.loader.state import StreamState
 from seqmesh.packer.lengths import Int64Array
 
 Row = tuple[int, int, int]  # file, record batch, row in it
@@ -107,39 +109,40 @@ class Ledger:
         return sorted(served, key=lambda record: record.time)
 
     def find(self, step: int, data: Path | None = None) -> list[Record]:
-        """The same; where the step is missing between others, it is planned again. data: where the shard set is by
-        now. Raises ValueError for a step outside of those recorded, or one that can not be planned again."""
-        found = self.recorded(step)
-        if found:
+        """The same; where the step is missing before a recorded one, it is planned again. data: where the shard set is
+        by now. Raises ValueError for a step after those recorded, or one that can not be planned again."""
+        if found := self.recorded(step):
             return found
         steps = self.steps
         if not len(steps):
             raise ValueError(f"{self.folder} has no step yet")
-        if not steps[0] < step < steps[-1]:
+        if not 0 <= step < steps[-1]:
             raise ValueError(f"step {step} is not in {self.folder}: it has steps {steps[0]} to {steps[-1]}")
-        first, last = next(gap for gap in self.gaps if gap[0] <= step <= gap[1])
-        return [self.plan_again(first, last, data)[step - first]]
+        next_one = int(np.searchsorted(steps, step))
+        first = int(steps[next_one - 1]) + 1 if next_one else 0
+        return [self._plan_again(step, first, int(steps[next_one]) - 1, data)]
 
-    def plan_again(self, first: int, last: int, data: Path | None = None) -> list[Record]:
-        """The missing steps `first` to `last`, a whole gap. data: where the shard set is by now. Raises ValueError
-        where the data can not be had, or the steps do not lead to the one that was recorded after them."""
-        words = f"step {first} is" if first == last else f"steps {first} to {last} are"
-        before, ends = self.recorded(first - 1)[-1], {record.before for record in self.recorded(last + 1)}
-        shards = open_shards(before, data)
-        feed = Feed(replace(before.head.settings, verify=False, data=str(shards.folder)))
-        records, state = [], before.after
-        for _ in range(first, last + 1):
-            step = feed.step(state)
-            if step is None:
-                break
-            records.append(record_of(step, before.head, before.time))
-            state = step.after
-        if len(records) < last - first + 1 or state not in ends:
+    def _plan_again(self, step: int, first: int, last: int, data: Path | None) -> Record:
+        """One of the missing steps `first` to `last`. All of them are planned, to see that they lead to the one that
+        was recorded after them."""
+        following = self.recorded(last + 1)
+        known = self.recorded(first - 1)[-1] if first else following[-1]
+        shards = open_shards(known, data)
+        feed = Feed(replace(known.head.settings, verify=False, data=str(shards.folder)))
+        state: StreamState | None = known.after if first else feed.start
+        wanted: Step | None = None
+        while state is not None and state.step <= last:
+            planned = feed.step(state)
+            wanted = planned if state.step == step else wanted
+            state = None if planned is None else planned.after
+        if wanted is None or state not in [record.before for record in following]:
+            words = f"step {first} is" if first == last else f"steps {first} to {last} are"
+            start = f"what follows step {first - 1}" if first else "what follows the start"
             raise ValueError(
-                f"{words} missing and can not be planned again: what follows step {first - 1} does not lead to step "
-                f"{last + 1} as it was recorded; were the settings others by then?"
+                f"{words} missing and can not be planned again: {start} does not lead to step {last + 1} as it was "
+                "recorded; were the settings others by then?"
             )
-        return records
+        return record_of(wanted, known.head, known.time)
 
     def steps_with(self, document: int) -> list[int]:
         """Steps that were recorded with a document (row of the set)."""
