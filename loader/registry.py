@@ -7,6 +7,7 @@ for certain.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ def registered(
 ) -> Iterator[None]:
     """While the block runs this process can be found. folder: its private folder; by default a new one, for the file
     alone."""
+    if endpoint.startswith("ipc://"):  # others have other working folders
+        endpoint = f"ipc://{os.path.abspath(endpoint.removeprefix('ipc://'))}"
     entry = Entry(
         process=Process.this(),
         endpoint=endpoint,

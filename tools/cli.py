@@ -255,6 +255,18 @@ def ledger(
 
 
 @app.command()
+def doctor(
+    clean: Annotated[bool, typer.Option("--clean", help="Remove what loaders that were killed have left.")] = False,
+    port: Annotated[list[int] | None, typer.Option(help="Say who has this TCP port; may be repeated.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write what is found to this file, too.")] = None,
+) -> None:
+    """Say which loaders run on this machine, what killed ones have left, and whether the machine is fit."""
+    from seqmesh.tools import doctor as command
+
+    command.run(clean=clean, ports=tuple(port or ()), json_path=json)
+
+
+@app.command()
 def keys(
     folder: Annotated[Path, typer.Argument(help="A new folder, to be copied to every machine of the job.")],
 ) -> None:

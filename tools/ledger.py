@@ -15,6 +15,7 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from seqmesh.loader.files import atomic_write
 from seqmesh.loader.ledger import Record
@@ -122,7 +123,7 @@ def _show_record(console: Console, record: Record) -> None:
         "plan": record.plan,
         "data": f"{head.settings.data} ({head.data})",
     }.items():
-        table.add_row(name, value)
+        table.add_row(name, Text(value))
     print_whole(console, table)
     print_whole(console, _rank_table(record))
 
@@ -147,7 +148,7 @@ def _show_documents(console: Console, names: _Names) -> None:
     columns = record.document.tolist(), names.doc_ids(), names.sources(), record.offset.tolist(), record.length.tolist()
     for row, doc_id, source, offset, length, ranks in zip(*columns, record.ranks_of, strict=True):
         held = " ".join(map(str, ranks))
-        table.add_row(str(row), _plain(doc_id), _plain(source), f"{offset:,}", f"{length:,}", held)
+        table.add_row(str(row), _name(doc_id), _name(source), f"{offset:,}", f"{length:,}", held)
     print_whole(console, table)
 
 
@@ -222,8 +223,8 @@ def _ranges(gaps: list[tuple[int, int]]) -> str:
     return "steps " + ", ".join(words) + more
 
 
-def _plain(name: str | None) -> str:
-    return "-" if name is None else name
+def _name(name: str | None) -> Text:
+    return Text("-" if name is None else name)
 
 
 def _time(time: datetime) -> str:
