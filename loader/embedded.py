@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol, Self
 
 import torch
 
+from seqmesh.loader.cache import Cache
 from seqmesh.loader.client import Client
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.exchange import exchange_texts
@@ -71,6 +72,7 @@ class Inline:
         return Delivery(draft.fill(), draft.next_position)
 
     def close(self) -> None:
+        self._feed.shards.close()
         if self._recorder:
             self._recorder.close()
 
@@ -229,9 +231,9 @@ class Loader:
     def _open_inline(self, settings: LoaderSettings | None, options: ServeOptions) -> None:
         if settings is None:
             raise ValueError("settings is None: mode 'inline' needs them")
-        feed = Feed(settings)
+        feed = Feed(settings, cache=Cache.default(options.cache, options.cache_bytes))
         self.settings, self._start, self._data = feed.settings, feed.start, feed.data_fingerprint
-        self.vocab_size = feed.shards.manifest.vocab_size
+        self.vocab_size = feed.shards.vocab_size
         self._source = Inline(feed, self.rank, options.ledger)
 
     def _open_client(self, settings: LoaderSettings | None, connect: Callable[..., Client]) -> None:

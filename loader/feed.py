@@ -11,14 +11,17 @@ import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
 
+from seqmesh.loader.ahead import needed_at_once, upcoming
 from seqmesh.loader.batch import NumpyBatch, Outline, fill, outline, write
+from seqmesh.loader.cache import Cache
 from seqmesh.loader.counters import Counters
 from seqmesh.loader.fitness import check_documents
+from seqmesh.loader.gather import DOCUMENT
 from seqmesh.loader.mixture import SHARES
 from seqmesh.loader.planner import Step, next_step
 from seqmesh.loader.rows import Window, plan_window
@@ -31,6 +34,7 @@ from seqmesh.packer.lengths import Int64Array
 
 REMEMBERED_STEPS = 4
 REMEMBERED_WINDOWS = 2
+EXPECT_SECONDS = 0.25  # between two looks at which parts of a set will be needed
 
 log = logging.getLogger("seqmesh.loader")
 
@@ -80,6 +84,11 @@ class Draft:
     def tokens(self) -> int:
         return int(self.outline.scalars["tokens"])
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be gathered at once. If not, what is missing is being fetched. Raises what `fill` raises."""
+        return self.shards.ready(self.outline.segments[DOCUMENT])
+
     def fill(self, block: npt.NDArray[np.uint8] | None = None) -> NumpyBatch:
         """Gather the batch, see `batch.fill`. May be called again: for another block, say."""
         return fill(self.shards, self.outline, block)
@@ -93,21 +102,23 @@ class Feed:
     """Opens the data and serves it. Raises what `ShardSet` and `check_documents` raise. settings: with a seed and an
     absolute folder, see `LoaderSettings.resolved`. counters: where steps that are planned are counted."""
 
-    def __init__(self, settings: LoaderSettings, counters: Counters | None = None) -> None:
+    def __init__(self, settings: LoaderSettings, counters: Counters | None = None, cache: Cache | None = None) -> None:
         settings.check_mesh()
         self.counters = counters or Counters()
         self.settings = settings = settings.resolved()
-        self.shards = ShardSet(settings.data)
+        self.shards = ShardSet(settings.data, reading=settings.reading, cache=cache)
         if settings.verify:
             self.shards.check_checksums()
         lengths = self.shards.lengths
         mixed = settings.mixture is not None
         self.sources = (
-            sources_by_code(self.shards.source_codes(), self.shards.manifest.sources)
+            sources_by_code(self.shards.source_codes(), self.shards.sources, self.shards.part_first, self.shards.usable)
             if mixed
-            else one_source(len(lengths))
+            else one_source(len(lengths), self.shards.part_first, self.shards.usable)
         )
         check_documents(lengths, settings, self.sources)
+        self._check_room()
+        self._expected = 0.0  # when it was last said which parts will be needed
         self._steps: OrderedDict[StreamState, Step | None] = OrderedDict()
 
         @lru_cache(maxsize=REMEMBERED_WINDOWS)
@@ -115,6 +126,28 @@ class Feed:
             return plan_window(begun, lengths, settings, self.sources)
 
         self._window_at = window_at
+
+    def _check_room(self) -> None:
+        """Raises ValueError where parts of the set would have to be fetched again and again."""
+        if self.shards.arrivals is None:
+            return
+        limit = self.shards.arrivals.store.limit
+        kept = np.array([part.kept for part in self.shards.catalog.parts], np.int64)
+        needed = needed_at_once(self.settings, self.sources, kept)
+        if needed > limit:
+            raise ValueError(
+                f"cache_bytes is {limit}: {self.settings.data} needs {needed} for copies of what is read at a "
+                "time; raise it, or shuffle fewer files at a time (shuffle: {window: N})"
+            )
+
+    def _expect(self, state: StreamState) -> None:
+        """Say which parts will be needed from a state on, now and then: it costs as much as drawing a step."""
+        if (arrivals := self.shards.arrivals) is None:
+            return
+        arrivals.forecast = partial(upcoming, state, self.shards.lengths, self.settings, self.sources)
+        if time.monotonic() - self._expected >= EXPECT_SECONDS:
+            arrivals.expect(arrivals.forecast())
+            self._expected = time.monotonic()
 
     def _learned(self, drawn: Draw) -> Int64Array:
         return supervised_counts(self.shards, drawn.document, drawn.offset, drawn.length)
@@ -126,7 +159,7 @@ class Feed:
 
     @property
     def data_fingerprint(self) -> str:
-        """See `ShardSet.fingerprint`."""
+        """Which data this is, wherever it lies."""
         return self.shards.fingerprint
 
     def step(self, state: StreamState) -> Step | None:
@@ -172,6 +205,7 @@ class Feed:
         step = self.step(position.state)
         if step is None:
             return None
+        self._expect(position.state)
         waves = max(int(step.plan.waves[rank]), 1)
         if position.wave >= waves:
             raise ValueError(f"wave is {position.wave}: rank {rank} has {waves} in step {position.state.step}")

@@ -8,6 +8,7 @@ before, the settings and the data.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -19,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seqmesh.loader.errors import ShardError
+from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.ledger import EPOCH, SUFFIX, LedgerFile, Record, read_file, record_at, record_of
 from seqmesh.loader.planner import Step
-from seqmesh.loader.shards import ShardSet
 from seqmesh.loader.state import StreamState
 from seqmesh.packer.lengths import Int64Array
 
@@ -108,7 +108,7 @@ class Ledger:
         served = [record for by_file in groups.values() for record in max(by_file.values(), key=len)]
         return sorted(served, key=lambda record: record.time)
 
-    def find(self, step: int, data: Path | None = None) -> list[Record]:
+    def find(self, step: int, data: str | None = None) -> list[Record]:
         """The same; where the step is missing before a recorded one, it is planned again. data: where the shard set is
         by now. Raises ValueError for a step after those recorded, or one that can not be planned again."""
         if found := self.recorded(step):
@@ -122,19 +122,18 @@ class Ledger:
         first = int(steps[next_one - 1]) + 1 if next_one else 0
         return [self._plan_again(step, first, int(steps[next_one]) - 1, data)]
 
-    def _plan_again(self, step: int, first: int, last: int, data: Path | None) -> Record:
+    def _plan_again(self, step: int, first: int, last: int, data: str | None) -> Record:
         """One of the missing steps `first` to `last`. All of them are planned, to see that they lead to the one that
         was recorded after them."""
         following = self.recorded(last + 1)
         known = self.recorded(first - 1)[-1] if first else following[-1]
-        shards = open_shards(known, data)
-        feed = Feed(replace(known.head.settings, verify=False, data=str(shards.folder)))
-        state: StreamState | None = known.after if first else feed.start
-        wanted: Step | None = None
-        while state is not None and state.step <= last:
-            planned = feed.step(state)
-            wanted = planned if state.step == step else wanted
-            state = None if planned is None else planned.after
+        with opened(known, data) as feed:
+            state: StreamState | None = known.after if first else feed.start
+            wanted: Step | None = None
+            while state is not None and state.step <= last:
+                planned = feed.step(state)
+                wanted = planned if state.step == step else wanted
+                state = None if planned is None else planned.after
         if wanted is None or state not in [record.before for record in following]:
             words = f"step {first} is" if first == last else f"steps {first} to {last} are"
             start = f"what follows step {first - 1}" if first else "what follows the start"
@@ -164,17 +163,22 @@ class Ledger:
             yield file
 
 
-def open_shards(record: Record, data: Path | None = None) -> ShardSet:
-    """The shard set that a record is of. data: where it is by now. Raises ValueError where it is not there, or is not
-    the same."""
-    folder = Path(record.head.settings.data) if data is None else data
+@contextlib.contextmanager
+def opened(record: Record, data: str | None = None) -> Iterator[Feed]:
+    """What the record's step was planned from. data: where that is by now. Raises ValueError where it is not there, or
+    is not the same."""
+    settings = replace(record.head.settings, verify=False)
+    settings = settings if data is None else replace(settings, data=data)
     try:
-        shards = ShardSet(folder)
-    except (ShardError, ValueError, OSError) as error:
+        feed = Feed(settings)
+    except (LoaderError, ValueError, OSError) as error:
         raise ValueError(f"the data are not there: {error}") from error
-    if shards.fingerprint != record.head.data:
-        raise ValueError(f"the data are not there: {folder} is not what step {record.step} was taken from")
-    return shards
+    try:
+        if feed.data_fingerprint != record.head.data:
+            raise ValueError(f"the data are not there: {settings.data} is not what step {record.step} was taken from")
+        yield feed
+    finally:
+        feed.shards.close()
 
 
 def _index(files: list[LedgerFile]) -> _Index:

@@ -58,7 +58,7 @@ class Recorder:
             pid=os.getpid(),
             begun=datetime.now(UTC),
         )
-        self.path = folder / f"{head.begun:%Y%m%dT%H%M%SZ}-{head.host}-{head.pid}-{secrets.token_hex(2)}{SUFFIX}"
+        self.path = folder / f"{head.begun:%Y%m%dT%H%M%S.%fZ}-{head.host}-{head.pid}-{secrets.token_hex(2)}{SUFFIX}"
         self.due = float("inf")
         self._file, self._size = _create(self.path, SCHEMA.with_metadata(head.to_metadata()).serialize())
         self._rows: list[Row] = []

@@ -19,8 +19,7 @@ from rich.text import Text
 
 from seqmesh.loader.files import atomic_write
 from seqmesh.loader.ledger import Record
-from seqmesh.loader.ledgers import Ledger, open_shards
-from seqmesh.loader.shards import ShardSet
+from seqmesh.loader.ledgers import Ledger, opened
 from seqmesh.tools.output import check_folders, print_whole, print_written
 
 MOST_LISTED = 20  # gaps and runs
@@ -33,7 +32,7 @@ def run(
     documents: bool = False,
     every: bool = False,
     document: int | None = None,
-    data: Path | None = None,
+    data: str | None = None,
     json_path: Path | None = None,
     console: Console | None = None,
 ) -> None:
@@ -61,34 +60,31 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Of documents and sources, from the shard set; without it, a dash and the names that the ledger knows."""
+    """Of a record's documents and of their sources, None where they are not known. missing: why they are not."""
 
-    record: Record
-    shards: ShardSet | None
-    missing: str
+    doc_ids: list[str | None]
+    sources: list[str | None]
+    missing: str = ""
 
     @classmethod
-    def of(cls, record: Record, data: Path | None) -> _Names:
+    def of(cls, record: Record, data: str | None) -> _Names:
+        documents = record.document.tolist()
+        sources: list[str | None] = [None] * len(documents)
+        if record.head.settings.mixture is not None:  # else all are one source, whatever they are
+            sources = [record.head.sources[code] for code in record.source.tolist()]
         try:
-            return cls(record, open_shards(record, data), "")
+            with opened(record, data) as feed:
+                shards = feed.shards
+                if sources and sources[0] is None and shards.arrivals is None:  # or all would have to be fetched
+                    sources = [shards.sources[code] for code in shards.source_codes()[record.document].tolist()]
+                return cls([shards.doc_id(document) for document in documents], sources)
         except ValueError as error:
-            return cls(record, None, f"{error}; so there are no names of documents (--data says where they are)")
-
-    def doc_ids(self) -> list[str | None]:
-        if self.shards is None:
-            return [None] * len(self.record.document)
-        return [self.shards.doc_id(document) for document in self.record.document.tolist()]
-
-    def sources(self) -> list[str | None]:
-        if self.shards is not None:
-            names, codes = self.shards.manifest.sources, self.shards.source_codes()
-            return [names[code] for code in codes[self.record.document].tolist()]
-        known = self.record.head.settings.mixture is not None  # else all are one source, whatever they are
-        return [self.record.head.sources[code] if known else None for code in self.record.source.tolist()]
+            missing = f"{error}; so there are no names of documents (--data says where the data are)"
+            return cls([None] * len(documents), sources, missing)
 
 
 def _show_step(
-    console: Console, records: list[Record], *, documents: bool, every: bool, data: Path | None
+    console: Console, records: list[Record], *, documents: bool, every: bool, data: str | None
 ) -> dict[str, Any]:
     shown = records if every else records[-1:]
     written = []
@@ -98,8 +94,8 @@ def _show_step(
             _say_times(console, records, every=every)
         _show_record(console, record)
         if documents:
-            _show_documents(console, names)
-        written.append(record_to_dict(record, names.doc_ids(), names.sources()))
+            _show_documents(console, record, names)
+        written.append(record_to_dict(record, names.doc_ids, names.sources))
     return {"step": records[-1].step, "times_served": len(records), "records": written}
 
 
@@ -138,14 +134,13 @@ def _rank_table(record: Record) -> Table:
     return table
 
 
-def _show_documents(console: Console, names: _Names) -> None:
-    record = names.record
+def _show_documents(console: Console, record: Record, names: _Names) -> None:
     if names.missing:
         _say(console, names.missing)
     table = Table(box=SIMPLE, title="documents", title_justify="left")
     for name in ("row", "doc_id", "source", "offset", "length", "ranks"):
         table.add_column(name, justify="left" if name in ("doc_id", "source", "ranks") else "right")
-    columns = record.document.tolist(), names.doc_ids(), names.sources(), record.offset.tolist(), record.length.tolist()
+    columns = record.document.tolist(), names.doc_ids, names.sources, record.offset.tolist(), record.length.tolist()
     for row, doc_id, source, offset, length, ranks in zip(*columns, record.ranks_of, strict=True):
         held = " ".join(map(str, ranks))
         table.add_row(str(row), _name(doc_id), _name(source), f"{offset:,}", f"{length:,}", held)

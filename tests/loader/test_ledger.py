@@ -202,10 +202,10 @@ def test_without_the_data_nothing_is_planned_again(data: Path, tmp_path: Path, m
     copied.rename(tmp_path / "moved")
     with pytest.raises(ValueError, match=r"the data are not there: .* is not a finished shard set"):
         ledger.find(2)
-    assert ledger.find(2, tmp_path / "moved")[0].file is None
+    assert ledger.find(2, str(tmp_path / "moved"))[0].file is None
     other = make_set(tmp_path / "other", long_tail(60, 40, seed=3))
     with pytest.raises(ValueError, match=r"the data are not there: .*other is not what step 1 was taken from"):
-        ledger.find(2, other)
+        ledger.find(2, str(other))
 
 
 def drop_batch(path: Path, number: int, **changes: Any) -> None:
