@@ -29,6 +29,7 @@ from seqmesh.packer.pieces import piece_tokens
 
 SUFFIX = ".arrows"
 VERSION = "1"  # of the file's format
+END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream whose writer was closed
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # of times
 
 # Lists have 64-bit offsets: many steps together may have over 2**31 documents.
@@ -165,13 +166,14 @@ class Record:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LedgerFile:
     """A file as far as it can be read. batches: of rows; intact: bytes up to there; damage: what is wrong with the
-    rest, empty where nothing is."""
+    rest, empty where nothing is. closed: whether its loader ended in order: nothing that it served is missing then."""
 
     path: Path
     head: Head
     batches: list[pa.RecordBatch]
     intact: int
     damage: str
+    closed: bool
 
 
 def record_batch(rows: Sequence[Row]) -> pa.RecordBatch:
@@ -257,8 +259,12 @@ def read_file(path: Path) -> LedgerFile:
             raise ValueError("its columns are not a ledger's")
     except (pa.ArrowInvalid, OSError, ValueError, ValidationError) as error:
         raise ValueError(f"{path}: is no ledger, or its head is damaged: {error}") from error
-    batches, intact, damage = read_batches(reader, source, path.stat().st_size)
-    return LedgerFile(path=path, head=head, batches=batches, intact=intact, damage=damage)
+    size = path.stat().st_size
+    batches, intact, damage = read_batches(reader, source, size)
+    with path.open("rb") as file:
+        file.seek(intact)
+        closed = file.read() == END
+    return LedgerFile(path=path, head=head, batches=batches, intact=intact, damage=damage, closed=closed)
 
 
 def read_batches(
@@ -274,7 +280,7 @@ def read_batches(
             batches.append(batch)
             intact = source.tell()
     except StopIteration:
-        return batches, intact, "what follows is no record" if intact < size else ""
+        return batches, intact, "what follows is no record" if source.tell() < size else ""
     except (pa.ArrowInvalid, OSError) as error:
         return batches, intact, str(error).strip().splitlines()[0]
 

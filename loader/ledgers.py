@@ -27,6 +27,8 @@ from seqmesh.loader.planner import Step
 from seqmesh.loader.state import StreamState
 from seqmesh.packer.lengths import Int64Array
 
+UNWRITTEN = 256  # steps that may wait to be written when a loader is killed: see `recorder`
+
 Row = tuple[int, int, int]  # file, record batch, row in it
 
 
@@ -109,18 +111,33 @@ class Ledger:
         return sorted(served, key=lambda record: record.time)
 
     def find(self, step: int, data: str | None = None) -> list[Record]:
-        """The same; where the step is missing before a recorded one, it is planned again. data: where the shard set is
-        by now. Raises ValueError for a step after those recorded, or one that can not be planned again."""
+        """The same; where the step is missing before a recorded one, or is one of those that a loader which was killed
+        may have served last, it is planned again. data: where the shard set is by now. Raises ValueError for a step
+        after those, or one that can not be planned again."""
         if found := self.recorded(step):
             return found
         steps = self.steps
         if not len(steps):
             raise ValueError(f"{self.folder} has no step yet")
-        if not 0 <= step < steps[-1]:
+        last = int(steps[-1])
+        if last < step <= last + UNWRITTEN and (planned := self._plan_on(step, last, data)):
+            return [planned]
+        if not 0 <= step < last:
             raise ValueError(f"step {step} is not in {self.folder}: it has steps {steps[0]} to {steps[-1]}")
         next_one = int(np.searchsorted(steps, step))
         first = int(steps[next_one - 1]) + 1 if next_one else 0
         return [self._plan_again(step, first, int(steps[next_one]) - 1, data)]
+
+    def _plan_on(self, step: int, last: int, data: str | None) -> Record | None:
+        """A step after the last that was recorded; None where there is none, or its loader ended in order."""
+        known = self.recorded(last)[-1]
+        if next(file.closed for file in self.files if file.path == known.file):
+            return None
+        with opened(known, data) as feed:
+            planned = feed.step(known.after)
+            while planned is not None and planned.before.step < step:
+                planned = feed.step(planned.after)
+        return None if planned is None else record_of(planned, known.head, known.time)
 
     def _plan_again(self, step: int, first: int, last: int, data: str | None) -> Record:
         """One of the missing steps `first` to `last`. All of them are planned, to see that they lead to the one that

@@ -21,13 +21,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from seqmesh.loader.feed import Feed
-from seqmesh.loader.ledger import SCHEMA, SUFFIX, Head, Row, record_batch
+from seqmesh.loader.ledger import END, SCHEMA, SUFFIX, Head, Row, record_batch
 from seqmesh.loader.planner import Step
 from seqmesh.loader.state import StreamState
 
 SECONDS = 1.0  # that a step waits to be written, at most
 MOST_STEPS = 256  # that wait
-MOST_DOCUMENTS = 1 << 17  # of them all: their plans are kept in memory meanwhile
+MOST_DOCUMENTS = 1 << 15  # of them all: more than the caches of a core hold would cost more
 REMEMBERED = 1 << 12  # steps that are not recorded again for a rank which comes later
 
 log = logging.getLogger("seqmesh.loader")
@@ -103,6 +103,8 @@ class Recorder:
         """Write what waits, and close the file. Does nothing the second time."""
         self.flush()
         if self._file >= 0:
+            with contextlib.suppress(OSError):
+                self._write(memoryview(END))
             os.close(self._file)
             self._file = -1
 

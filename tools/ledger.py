@@ -107,7 +107,8 @@ def _say_times(console: Console, records: list[Record], *, every: bool) -> None:
 def _show_record(console: Console, record: Record) -> None:
     head = record.head
     where = f"by {head.host}, process {head.pid}, in {record.file}"
-    told = f"served {_time(record.time)} {where}" if record.file else "planned again: no loader has left a record of it"
+    again = "planned again: no loader has left a record that it was served"
+    told = f"served {_time(record.time)} {where}" if record.file else again
     _say(console, f"step {record.step}, epoch {record.epoch}, {told}")
     table = Table(box=SIMPLE, show_header=False)
     for name, value in {

@@ -21,7 +21,7 @@ from seqmesh.loader.batch import arrays_in
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.feed import Feed, Position
-from seqmesh.loader.ledger import SCHEMA, SUFFIX, Record, read_batches, read_file
+from seqmesh.loader.ledger import END, SCHEMA, SUFFIX, Record, read_batches, read_file
 from seqmesh.loader.ledgers import Ledger
 from seqmesh.loader.mixture import Mixture, SourceOptions, WeightChange
 from seqmesh.loader.order import ServeOptions
@@ -187,7 +187,30 @@ def test_what_is_missing_is_planned_again_and_is_the_same(
         assert fields_of(record) == fields_of(original)
         assert (record.file is None) == any(a <= step <= b for a, b in gaps)
     with pytest.raises(ValueError, match=f"step {last + 1} is not in .*: it has steps 1 to {last}"):
-        part.find(last + 1)
+        part.find(last + 1)  # the data end there
+
+
+def test_what_a_killed_loader_may_have_served_last_is_planned_again(
+    settings: LoaderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "MOST_STEPS", 1)
+    content = write(settings, tmp_path / "whole").recorder.path.read_bytes()
+    whole = Ledger(tmp_path / "whole")
+    originals = [whole.recorded(step)[0] for step in whole.steps.tolist()]
+    sizes = [len(batch.serialize()) for batch in whole.files[0].batches]
+    kept = content[: -sum(sizes[-3:]) - len(END)]
+    for name, end in (("killed", b""), ("closed", END)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"a{SUFFIX}").write_bytes(kept + end)
+    killed, closed = Ledger(tmp_path / "killed"), Ledger(tmp_path / "closed")
+    assert killed.steps[-1] == len(originals) - 4
+    for original in originals[-3:]:
+        (record,) = killed.find(original.step)
+        assert (record.file, fields_of(record)) == (None, fields_of(original))
+        with pytest.raises(ValueError, match=f"step {original.step} is not in"):
+            closed.find(original.step)
+    with pytest.raises(ValueError, match=f"step {len(originals)} is not in"):
+        killed.find(len(originals))  # the data end there
 
 
 def test_without_the_data_nothing_is_planned_again(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +253,7 @@ def test_a_file_that_is_torn_anywhere_is_read_up_to_there(
     settings: LoaderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder_module, "MOST_STEPS", 3)
-    whole = write(settings, tmp_path).recorder.path.read_bytes()
+    whole = write(settings, tmp_path).recorder.path.read_bytes().removesuffix(END)
     path = tmp_path / f"torn{SUFFIX}"
     path.write_bytes(whole)
     sizes = [len(batch.serialize()) for batch in read_file(path).batches]
@@ -248,7 +271,7 @@ def test_a_file_that_is_torn_anywhere_is_read_up_to_there(
             read_file(path)
     assert "torn.arrows: is no ledger" in Ledger(tmp_path).damage[0]  # the other file is there still
     path.write_bytes(whole[:head] + b"\0" * 64)
-    assert read_file(path).batches == []
+    assert (read_file(path).batches, read_file(path).closed) == ([], False)
 
 
 def test_a_record_that_contradicts_itself_is_named(settings: LoaderSettings, tmp_path: Path) -> None:

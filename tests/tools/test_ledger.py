@@ -91,7 +91,7 @@ def test_the_summary_tells_steps_runs_and_gaps(folder: Path, tmp_path: Path) -> 
     text = said(folder=folder, json_path=tmp_path / "out.json")
     assert f"damaged: {folder}" in text
     assert f"steps 3 to {last - 1}" in text
-    assert "step 1, epoch 0, planned again: no loader has left a record of it" in said(folder=folder, step=1)
+    assert "step 1, epoch 0, planned again: no loader has left a record" in said(folder=folder, step=1)
     found = json.loads((tmp_path / "out.json").read_text())
     assert (found["steps"], found["missing"], len(found["damage"])) == ([3, last - 1], [], 1)
 
