@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -24,9 +25,10 @@ from seqmesh.loader.cache import Cache
 from seqmesh.loader.client import Client
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.exchange import exchange_texts
-from seqmesh.loader.feed import Delivery, Feed, Position
+from seqmesh.loader.feed import Delivery, Draft, Feed, Position
 from seqmesh.loader.order import ServeOptions
 from seqmesh.loader.process import LoaderProcess
+from seqmesh.loader.recorder import Recorder
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.stream import StreamState
 from seqmesh.loader.tensors import TensorMaker, TorchBatch
@@ -47,22 +49,38 @@ class Source(Protocol):
 class Inline:
     """Batches read in this process: for tests, debugging and single-process use."""
 
-    def __init__(self, feed: Feed, rank: int) -> None:
+    def __init__(self, feed: Feed, rank: int, ledger: str | None = None) -> None:
+        """ledger: see `ServeOptions`. Raises OSError where it can not be written."""
         self._feed = feed
         self._rank = rank
         self._position = Position(feed.start)
+        self._recorder = None if ledger is None else Recorder(Path(ledger), feed)
+        self._step = -1  # that was last recorded since `subscribe`
+        if self._recorder:
+            weakref.finalize(self, self._recorder.close)  # whoever does not close it keeps its ledger
 
     def subscribe(self, position: Position) -> None:
-        self._position = position
+        self._position, self._step = position, -1
 
     def next(self) -> Delivery | None:
-        delivery = self._feed.deliver(self._rank, self._position)
-        if delivery:
-            self._position = delivery.next_position
-        return delivery
+        draft = self._feed.draft(self._rank, self._position)
+        if draft is None:
+            return None
+        if self._recorder and draft.step.before.step != self._step:
+            self._record(self._recorder, draft)
+        self._position = draft.next_position
+        return Delivery(draft.fill(), draft.next_position)
 
     def close(self) -> None:
         self._feed.shards.close()
+        if self._recorder:
+            self._recorder.close()
+
+    def _record(self, recorder: Recorder, draft: Draft) -> None:
+        self._step = draft.step.before.step
+        recorder.begin(draft.step, (self._rank, 0), anew=draft.is_first)
+        if recorder.due <= time.monotonic():
+            recorder.flush()
 
 
 class Loader:
@@ -216,7 +234,7 @@ class Loader:
         feed = Feed(settings, cache=Cache.default(options.cache, options.cache_bytes))
         self.settings, self._start, self._data = feed.settings, feed.start, feed.data_fingerprint
         self.vocab_size = feed.shards.vocab_size
-        self._source = Inline(feed, self.rank)
+        self._source = Inline(feed, self.rank, options.ledger)
 
     def _open_client(self, settings: LoaderSettings | None, connect: Callable[..., Client]) -> None:
         try:

@@ -226,6 +226,7 @@ def serve(
     ] = None,
     standby: Annotated[bool, typer.Option("--standby", help="Take over when the loader at the endpoint ends.")] = False,
     metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus.")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="A folder to record in what every step trained on.")] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
     poison: Annotated[bool, typer.Option("--poison", help="Overwrite recycled slots, to find who reads them.")] = False,
 ) -> None:
@@ -240,6 +241,7 @@ def serve(
             standby=standby,
             keys=str(keys) if keys else None,
             metrics=metrics,
+            ledger=str(ledger) if ledger else None,
             poison=poison,
             cache=str(cache) if cache else None,
             cache_bytes=cache_bytes,
@@ -256,6 +258,34 @@ def serve(
         epochs=epochs,
         seed=seed,
     )
+
+
+@app.command()
+def ledger(
+    folder: Annotated[Path, typer.Argument(help="The folder of `seqmesh serve --ledger`.")],
+    step: Annotated[int | None, typer.Option(help="The step to show (default: say which there are).")] = None,
+    documents: Annotated[bool, typer.Option("--documents", help="List the step's documents.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Show every time that the step was served.")] = False,
+    document: Annotated[int | None, typer.Option(help="Say which steps saw this document (a row number).")] = None,
+    data: Annotated[str | None, typer.Option(help="Where the shard set is by now.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write what is shown to this file, too.")] = None,
+) -> None:
+    """Say what a step trained on, from the records of the loaders that served it."""
+    from seqmesh.tools import ledger as command
+
+    command.run(folder=folder, step=step, documents=documents, every=all_, document=document, data=data, json_path=json)
+
+
+@app.command()
+def doctor(
+    clean: Annotated[bool, typer.Option("--clean", help="Remove what loaders that were killed have left.")] = False,
+    port: Annotated[list[int] | None, typer.Option(help="Say who has this TCP port; may be repeated.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write what is found to this file, too.")] = None,
+) -> None:
+    """Say which loaders run on this machine, what killed ones have left, and whether the machine is fit."""
+    from seqmesh.tools import doctor as command
+
+    command.run(clean=clean, ports=tuple(port or ()), json_path=json)
 
 
 @app.command()
