@@ -192,13 +192,19 @@ class Fleet:
         return f"node {node[:8]} at {self._hosts[node]}"
 
 
-def connected_ray() -> Any:
-    """Raises ModuleNotFoundError without Ray, RuntimeError where this process is connected to no cluster: by itself Ray
-    would start one."""
+def import_ray() -> Any:
+    """Raises ModuleNotFoundError without it."""
     try:
         import ray
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("a fleet needs ray: pip install 'seqmesh[ray]'", name="ray") from error
+    return ray
+
+
+def connected_ray() -> Any:
+    """Raises ModuleNotFoundError without Ray, RuntimeError where this process is connected to no cluster: by itself Ray
+    would start one."""
+    ray = import_ray()
     if not ray.is_initialized():
         raise RuntimeError("this process is connected to no Ray cluster: call ray.init(address=...) first")
     return ray

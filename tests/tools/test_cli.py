@@ -12,7 +12,20 @@ import pytest
 from seqmesh.loader.embedded import Loader
 from tests.support import killed_after, make_set
 
-COMMANDS = ["prepare", "inspect", "verify", "pack", "plan", "serve", "keys", "train", "report", "bench", "demo"]
+COMMANDS = [
+    "prepare",
+    "inspect",
+    "verify",
+    "pack",
+    "plan",
+    "serve",
+    "fleet",
+    "keys",
+    "train",
+    "report",
+    "bench",
+    "demo",
+]
 
 
 def seqmesh(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
