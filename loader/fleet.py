@@ -73,7 +73,8 @@ class Fleet:
     keys: folder of `seqmesh keys`, at the same path on every node; without it no loader can be reached from another
     machine. nodes: ids or addresses; by default all that have what a loader needs. num_cpus, resources: what Ray is to
     set aside for a loader. port: at which the first node's loader listens for other machines, the second's at the next,
-    and so on; 0: at free ones. restarts, standby, timeout: see `LoaderProcess`. options: see `ServeOptions`.
+    and so on; 0: at free ones. restarts, standby, timeout: see `LoaderProcess`. options: see `ServeOptions`; where a
+    loader moves to a node that has one, a fixed port for metrics is taken, and the newcomer refuses to start.
     """
 
     def __init__(

@@ -41,9 +41,9 @@ def run(
     Raises what `Fleet` raises, ConnectionError where no cluster is at the address; ends by SystemExit with 128 + the
     signal's number.
     """
+    ray = import_ray()
     settings = read_settings(file, {})
     log_plain()
-    ray = import_ray()
     ray.init(address=address, logging_level=logging.WARNING)
     try:
         with _ended_by_signals(), Fleet(settings, keys=keys, nodes=nodes, num_cpus=num_cpus, port=port) as fleet:
