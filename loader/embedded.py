@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, Self
 
 import torch
 
+from seqmesh.loader.cache import Cache
 from seqmesh.loader.client import Client
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.exchange import exchange_texts
@@ -61,7 +62,7 @@ class Inline:
         return delivery
 
     def close(self) -> None:
-        pass
+        self._feed.shards.close()
 
 
 class Loader:
@@ -118,7 +119,7 @@ class Loader:
         if settings is not None and endpoint is None:
             settings = self._with_seed(settings)
         if mode == "inline":
-            self._open_inline(settings)
+            self._open_inline(settings, options or ServeOptions())
         else:
             if endpoint is None:
                 start = partial(
@@ -211,12 +212,12 @@ class Loader:
         self._position = delivery.next_position
         return delivery
 
-    def _open_inline(self, settings: LoaderSettings | None) -> None:
+    def _open_inline(self, settings: LoaderSettings | None, options: ServeOptions) -> None:
         if settings is None:
             raise ValueError("settings is None: mode 'inline' needs them")
-        feed = Feed(settings)
+        feed = Feed(settings, cache=Cache.default(options.cache, options.cache_bytes))
         self.settings, self._start, self._data = feed.settings, feed.start, feed.data_fingerprint
-        self.vocab_size = feed.shards.manifest.vocab_size
+        self.vocab_size = feed.shards.vocab_size
         self._source = Inline(feed, self.rank)
 
     def _open_client(self, settings: LoaderSettings | None, connect: Callable[..., Client]) -> None:

@@ -7,10 +7,7 @@ All loaders of a fleet plan the same job alike, so each can serve every rank. No
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,9 +16,10 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter, ValidationError
 
 from seqmesh.loader.explain import explain
+from seqmesh.loader.files import atomic_write
+from seqmesh.loader.machine import machine
 
 VERSION = 1
-BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a machine, until it starts anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +64,6 @@ def from_file(path: str | Path, node: str = "") -> FromFile:
     return FromFile(path=Path(path), node=node)
 
 
-def machine() -> str:
-    """Names this machine until it is started anew."""
-    return BOOT.read_text().strip()
-
-
 def is_here(place: Place) -> bool:
     """Whether a loader is on this machine, and its folder in sight: a container may have another /tmp."""
     folder = Path(place.local.removeprefix("ipc://")).parent
@@ -91,16 +84,7 @@ def endpoint_of(places: Sequence[Place], *, node: str = "") -> str:
 def write_places(path: Path, places: Sequence[Place]) -> None:
     """Write the file, whole or not at all. Raises OSError where it can not be written."""
     text = json.dumps({"version": VERSION, "loaders": [asdict(place) for place in places]}, indent=1)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text + "\n")
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
+    atomic_write(path, f"{text}\n".encode())
 
 
 def read_places(path: Path) -> list[Place]:
