@@ -10,8 +10,9 @@ import socket
 from dataclasses import replace
 
 from seqmesh.loader.errors import LoaderError
+from seqmesh.loader.machine import machine
 from seqmesh.loader.order import ServeOptions
-from seqmesh.loader.places import Place, machine
+from seqmesh.loader.places import Place
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.settings import LoaderSettings
 

@@ -74,6 +74,7 @@ def addresses(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
     yield tuple(tcp() if kind == "tcp" else f"ipc://{tmp_path}/{n}" for n, kind in enumerate(request.param))  # type: ignore[misc]  # two
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("addresses", [("tcp", "tcp"), ("ipc", "tcp"), ("tcp", "ipc"), ("ipc", "ipc")], indirect=True)
 def test_a_rank_goes_on_at_another_address(
     settings: LoaderSettings, every: list[str], addresses: tuple[str, str]
@@ -207,6 +208,7 @@ def test_shared_memory_that_was_asked_for_is_not_replaced_by_frames(settings: Lo
         client.close()
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_loader_elsewhere_with_other_data_is_refused(settings: LoaderSettings, tmp_path: Path) -> None:
     other = replace(settings, data=str(make_set(tmp_path, long_tail(200, 40, seed=1))))
     here, there = tcp(), tcp()

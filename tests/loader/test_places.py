@@ -14,8 +14,8 @@ from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.fleet import Fleet, FromCluster, chosen_nodes, from_file
 from seqmesh.loader.keys import create_keys
-from seqmesh.loader.order import ServeOptions
 from seqmesh.loader.machine import machine
+from seqmesh.loader.order import ServeOptions
 from seqmesh.loader.places import Place, endpoint_of, read_places, write_places
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.settings import LoaderSettings
