@@ -34,6 +34,7 @@ from seqmesh.loader.settings import LoaderSettings
 NAMESPACE = "seqmesh"  # of the actors' names
 RESTARTS = 100  # of each loader process, until its actor is started again
 ANSWER_SECONDS = 2.0  # within which an actor says where its loader is, or counts as gone for now
+OWN_SECONDS = 10.0  # the same for a rank's own, which Ray may be starting again, most likely on the same node
 PLACING_SECONDS = 30.0  # for Ray to find room for an actor, and to start its process
 STOP_SECONDS = 10.0  # for all loaders to end by themselves
 
@@ -41,8 +42,9 @@ STOP_SECONDS = 10.0  # for all loaders to end by themselves
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromCluster:
     """Says where a rank's loader is, in a process that is connected to the fleet's Ray cluster; for
-    `Loader(endpoint=...)`. Asks the actors of the fleet, first that of `node` (by default: of the node that it is
-    called on), so it works as long as any of them does. nodes: ids of those that have a loader."""
+    `Loader(endpoint=...)`. Asks the actor of `node` (by default: of the node that it is called on), which is given
+    `OWN_SECONDS` to come back, and then all others, so it works as long as any lives. nodes: ids of those that have a
+    loader."""
 
     fleet: str
     nodes: tuple[str, ...]
@@ -53,10 +55,10 @@ class FromCluster:
         ray = connected_ray()
         node = self.node or ray.get_runtime_context().get_node_id()
         own = [each for each in self.nodes if each == node]
-        said = _ask(ray, self._actors(ray, own))
+        said = _ask(ray, self._actors(ray, own), OWN_SECONDS)
         with contextlib.suppress(LookupError):
             return endpoint_of([*said.values()], node=node)
-        said |= _ask(ray, self._actors(ray, [each for each in self.nodes if each != node]))
+        said |= _ask(ray, self._actors(ray, [each for each in self.nodes if each != node]), ANSWER_SECONDS)
         return endpoint_of([said[each] for each in self.nodes if each in said], node=node)
 
     def _actors(self, ray: Any, nodes: Sequence[str]) -> dict[str, Any]:
@@ -126,7 +128,7 @@ class Fleet:
     def status(self) -> list[Place]:
         """Of each loader, in the order of `nodes`; takes `ANSWER_SECONDS` at most. One that does not answer is not
         alive, and otherwise as it was."""
-        said = _ask(connected_ray(), self._actors)
+        said = _ask(connected_ray(), self._actors, ANSWER_SECONDS)
         gone = "its actor does not answer: Ray may be starting it again"
         for node, last in self._last.items():
             self._last[node] = said.get(node) or replace(last, alive=False, trouble=gone)
@@ -162,6 +164,7 @@ class Fleet:
             num_cpus=self._needs["CPU"],
             resources={name: amount for name, amount in self._needs.items() if name != "CPU"},
             max_restarts=-1,
+            max_task_retries=-1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
         )
         return actor.remote(node, **order)
@@ -238,15 +241,15 @@ def chosen_nodes(
     return {number: hosts[number] for number in chosen}
 
 
-def _ask(ray: Any, actors: Mapping[str, Any]) -> dict[str, Place]:
-    """What actors say in time, in any order."""
+def _ask(ray: Any, actors: Mapping[str, Any], seconds: float) -> dict[str, Place]:
+    """What actors say in so many seconds, in any order."""
     asked = {actor.where.remote(): node for node, actor in actors.items()}
     if not asked:
         return {}
-    ready, _ = ray.wait([*asked], num_returns=len(asked), timeout=ANSWER_SECONDS)
+    ready, _ = ray.wait([*asked], num_returns=len(asked), timeout=seconds)
     said = {}
     for each in ready:
-        with contextlib.suppress(ray.exceptions.RayError):  # it is gone, or being started again
+        with contextlib.suppress(ray.exceptions.RayError):  # it is gone for good
             said[asked[each]] = ray.get(each)
     return said
 

@@ -17,14 +17,17 @@ OWNER = "owner"  # file: the namespace of process ids, the owner's, and when tha
 
 
 def private_folder() -> Path:
-    """A new folder (mode 0700) in the user's runtime folder where there is one, else in the place of temporary files.
-    Removes those whose owners are gone."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    place = Path(runtime if runtime and os.access(runtime, os.W_OK) else tempfile.gettempdir())
-    remove_orphans(place)
+    """A new folder (mode 0700) at the user's place for them. Removes those whose owners are gone."""
+    remove_orphans(place := place_of_folders())
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     (folder / OWNER).write_text(f"{_namespace()} {os.getpid()} {_began(os.getpid())}")
     return folder
+
+
+def place_of_folders() -> Path:
+    """The user's runtime folder where there is one, else the place of temporary files."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Path(runtime if runtime and os.access(runtime, os.W_OK) else tempfile.gettempdir())
 
 
 def remove_orphans(place: Path) -> None:

@@ -10,6 +10,7 @@ import socket
 from dataclasses import replace
 
 from seqmesh.loader.errors import LoaderError
+from seqmesh.loader.folder import place_of_folders, remove_orphans
 from seqmesh.loader.machine import machine
 from seqmesh.loader.order import ServeOptions
 from seqmesh.loader.places import Place
@@ -77,9 +78,11 @@ class Keeper:
         )
 
     def stop(self) -> None:
-        """End the loader process and remove its folder."""
+        """End the loader process and remove its folder, and those of others that Ray has killed here: where it ends an
+        actor by force, it gives the loader process no time to clear up."""
         if self._process:
             self._process.stop()
+        remove_orphans(place_of_folders())
 
     def __ray_shutdown__(self) -> None:
         """Ray calls it where it ends the actor without force."""

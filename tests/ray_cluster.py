@@ -93,10 +93,11 @@ def place_of(fleet: Fleet, node: str) -> Place:
     return next(place for place in fleet.status() if place.node == node)
 
 
-def faults(cluster: Any, second: Any, nodes: list[str], settings: LoaderSettings, keys: Path) -> dict[str, Any]:
+def faults(cluster: Any, second: Any, nodes: list[str], settings: LoaderSettings, folder: Path) -> dict[str, Any]:
     """Two ranks read while their loaders are killed, and a node is removed."""
     found: dict[str, Any] = {"nodes": nodes}
     seen: set[int] = set()
+    keys = folder / "keys"
     with Fleet(settings, keys=keys) as fleet:
 
         def note(what: str) -> None:
@@ -123,6 +124,13 @@ def faults(cluster: Any, second: Any, nodes: list[str], settings: LoaderSettings
         wait_until(lambda: place_of(fleet, nodes[1]).alive)
         found["back after"] = time.monotonic() - begin
         note("after a removal")
+        found["then read at"] = clients[1].endpoint
+
+        ray.kill(fleet._actors[nodes[1]])
+        more, found["gap after an end"] = timed_take(clients[1], 10)
+        taken[1] += more
+        found["at last read at"] = clients[1].endpoint
+        found["at last alive"] = [place.alive for place in fleet.status()]
         for number, client in enumerate(clients):
             taken[number] += take(client)
             client.close()
@@ -130,6 +138,7 @@ def faults(cluster: Any, second: Any, nodes: list[str], settings: LoaderSettings
         begin = time.monotonic()
     found["closed within"] = time.monotonic() - begin
     wait_until(lambda: not any(map(is_running, seen)))
+    wait_until(lambda: not [*folder.glob("seqmesh-*")], seconds=1.0)
     return found
 
 
@@ -177,8 +186,7 @@ def foreground(folder: Path, settings: LoaderSettings, address: str) -> dict[str
 
 
 def main(folder: Path, settings: LoaderSettings) -> None:
-    keys = folder / "keys"
-    create_keys(keys)
+    create_keys(folder / "keys")
     cluster = Cluster()
     cluster.add_node(num_cpus=2, include_dashboard=False, object_store_memory=MEMORY)
     second = cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
@@ -186,7 +194,7 @@ def main(folder: Path, settings: LoaderSettings) -> None:
     first = ray.get_runtime_context().get_node_id()
     nodes = [first, *(node["NodeID"] for node in ray.nodes() if node["NodeID"] != first)]
     found: dict[str, Any] = {"refusals": refusals(settings, nodes)}
-    found["faults"] = faults(cluster, second, nodes, settings, keys)
+    found["faults"] = faults(cluster, second, nodes, settings, folder)
     ray.shutdown()
     found["command"] = foreground(folder, settings, cluster.address)
     wait_until(lambda: not [*folder.glob("seqmesh-*")])

@@ -79,7 +79,9 @@ def test_streams_are_exact_whatever_happens_to_loaders_and_nodes(
     faults: dict[str, Any], every: list[list[str]]
 ) -> None:
     assert faults["digests"] == every
-    seconds = {name: faults[name] for name in ("gap after a kill", "gap after a removal", "back after")}
+    seconds = {
+        name: faults[name] for name in ("gap after a kill", "gap after a removal", "back after", "gap after an end")
+    }
     print(", ".join(f"{name}: {value:.2f} s" for name, value in seconds.items()))
     assert max(seconds.values()) < GAP_SECONDS
 
@@ -94,8 +96,13 @@ def test_a_killed_loader_is_started_again_on_its_node(faults: dict[str, Any]) ->
 def test_the_loader_of_a_removed_node_moves_to_the_other(faults: dict[str, Any]) -> None:
     before, after = faults["after a kill"], faults["after a removal"]
     assert [place["on"] for place in after] == [faults["nodes"][0]] * 2
-    assert before[1]["local"] != after[1]["local"]
     assert before[0] == after[0]
+    assert before[1]["local"] != after[1]["local"] == faults["then read at"]
+
+
+def test_a_rank_whose_loader_is_gone_for_good_reads_from_another(faults: dict[str, Any]) -> None:
+    assert sorted(faults["at last alive"]) == [False, True]
+    assert faults["at last read at"] == faults["after a removal"][0]["local"]
 
 
 def test_closing_takes_a_moment(faults: dict[str, Any]) -> None:
