@@ -17,12 +17,10 @@ from seqmesh.loader.places import Place
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.settings import LoaderSettings
 
-LOOPBACK = ("127.", "::1")
-
 
 class Keeper:
-    """node: id of the node it was meant for. port: where ranks of other machines come in; 0: a free one. restarts,
-    standby, timeout: see `LoaderProcess`."""
+    """node: id of the node it was meant for. port: where ranks of other machines come in, if there are keys; 0: a free
+    one. restarts, standby, timeout: see `LoaderProcess`."""
 
     def __init__(
         self,
@@ -44,7 +42,7 @@ class Keeper:
         self._process: LoaderProcess | None = None
         self._remote = self._failure = ""
         try:
-            if options.keys or self._host.startswith(LOOPBACK):
+            if options.keys:
                 self._remote = _address(self._host, port)
             self._process = LoaderProcess(
                 settings,

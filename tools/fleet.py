@@ -49,7 +49,10 @@ def run(
         with _ended_by_signals(), Fleet(settings, keys=keys, nodes=nodes, num_cpus=num_cpus, port=port) as fleet:
             console, places = console or Console(), fleet.status()
             console.print(_table(places))
-            with _file_of(endpoints, places, console) as rewrite:
+            with _file_of(endpoints, places) as rewrite:
+                if endpoints:
+                    proof = f', keys="{keys}"' if keys else ""
+                    console.print(f'  Loader(endpoint=from_file("{endpoints}"), rank=0{proof})', soft_wrap=True)
                 _watch(fleet, places, console, rewrite)
     finally:
         ray.shutdown()
@@ -73,7 +76,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _file_of(path: Path | None, places: list[Place], console: Console) -> Iterator[Callable[[list[Place]], None]]:
+def _file_of(path: Path | None, places: list[Place]) -> Iterator[Callable[[list[Place]], None]]:
     """What writes the file anew. Raises OSError where it can not be written now; later the loaders matter more."""
 
     def rewrite(places: list[Place]) -> None:
@@ -87,7 +90,6 @@ def _file_of(path: Path | None, places: list[Place], console: Console) -> Iterat
         yield rewrite
         return
     write_places(path, places)
-    console.print(f'  Loader(endpoint=from_file("{path}"), rank=0)', highlight=False, soft_wrap=True)
     try:
         yield rewrite
     finally:

@@ -126,5 +126,6 @@ def test_the_command_serves_ranks_that_know_nothing_of_ray(found: dict[str, Any]
     assert command["read at"] == command["place"]["local"]
     assert command["code"] == 143
     assert not command["file is there"]
+    assert 'Loader(endpoint=from_file("' in command["output"] and 'keys="' in command["output"]
     assert command["place"]["local"] in command["output"] and command["place"]["remote"] in command["output"]
     assert f"node {command['place']['node'][:8]}: serves on node" in command["output"]  # after the kill
