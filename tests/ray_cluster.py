@@ -108,6 +108,9 @@ def faults(cluster: Any, second: Any, nodes: list[str], settings: LoaderSettings
         note("at first")
         task = ray.remote(read_some).options(num_cpus=0, scheduling_strategy=on(nodes[1]))
         found["rank on Ray"] = ray.get(task.remote(fleet.endpoint(), settings, keys), timeout=60)
+        stranger = rank(place_of(fleet, nodes[1]).remote, 1, settings, keys)
+        found["rank elsewhere"] = take(stranger, 4)
+        stranger.close()
         clients = [rank(fleet.endpoint(nodes[n]), n, settings, keys) for n in range(len(nodes))]
         taken = [take(client, 5) for client in clients]
         found["read at"] = [client.endpoint for client in clients]
