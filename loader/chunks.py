@@ -85,15 +85,15 @@ def _offsets(lists: Any, where: str) -> Int64Array:
     """int64 [R + 1]; of large lists they are read where they are."""
     first, rows = lists.offset, len(lists)
     if pa.types.is_fixed_size_list(lists.type):
-        return np.arange(first, first + rows + 1) * lists.type.list_size
+        return np.arange(first, first + rows + 1, dtype=np.int64) * int(lists.type.list_size)
     width = 8 if pa.types.is_large_list(lists.type) else 4
     buffer = lists.buffers()[1]
     if buffer is None or rows == 0:
         return np.zeros(1, np.int64)
     if buffer.size < (first + rows + 1) * width:
         raise ShardError(f"{where}: is damaged: its {rows} rows have {buffer.size // width} offsets")
-    found: npt.NDArray[np.signedinteger[Any]] = np.frombuffer(buffer, f"<i{width}", rows + 1, first * width)
-    return found.astype(np.int64) if width == 4 else np.asarray(found, np.int64)
+    found: Any = np.frombuffer(buffer, f"<i{width}", rows + 1, first * width)
+    return np.asarray(found, np.int64)
 
 
 def _ids(values: Any, where: str) -> npt.NDArray[Any]:

@@ -134,6 +134,14 @@ class Copies:
         made.replace(self.path(made.name))
         return descriptor
 
+    def adopt(self, name: str, made: Path) -> bool:
+        """Let a copy appear that was made elsewhere on the same disk, if there is room without removing any."""
+        with self._account():
+            there_is_room = self.taken() + made.stat().st_size <= self.limit
+            if there_is_room:
+                made.replace(self.path(name))
+            return there_is_room
+
     def discard(self, made: Path) -> None:
         """Give back what was reserved at a path from `reserve`."""
         shutil.rmtree(made.parent, ignore_errors=True)

@@ -24,15 +24,17 @@ from seqmesh.loader.cursor import (
     SPLIT,
     TRUNCATE,
     document_at,
+    place_at,
+    stretch_at,
 )
 from seqmesh.loader.delay import take_delayed
-from seqmesh.loader.settings import MAX_SETTING, LoaderSettings
-from seqmesh.loader.sources import Sources, last_epochs, one_source, policies, shares_at
+from seqmesh.loader.settings import MAX_SETTING, Blocks, LoaderSettings
+from seqmesh.loader.sources import Order, Sources, last_epochs, one_source, policies, shares_at
 from seqmesh.loader.state import SourceState
 from seqmesh.loader.state import StreamState as StreamState
 from seqmesh.packer.jit import jit
 from seqmesh.packer.lengths import Int64Array
-from seqmesh.packer.permute import permute, shuffle_key
+from seqmesh.packer.permute import shuffle_key
 
 NO_LIMIT = MAX_SETTING * 2
 
@@ -108,8 +110,8 @@ def take(
     """The next pieces, at most so many, within the shares of the state (see `begin`), and the state after them, in the
     same step. No pieces where the rest of the epoch is dropped. Raises as `draw` does."""
     sizes = sources.sizes
-    keys = np.array([shuffle_key(begun.seed, s.epoch) if settings.shuffle else -1 for s in begun.sources], np.int64)
-    _check_inside(begun, lengths, sources, keys.tolist())
+    order = order_of(begun, settings, sources)
+    _check_inside(begun, lengths, sources, order)
     _check_waiting(begun, settings)
     cursors = np.array([source.cursor for source in begun.sources], np.int64)
     numbers = np.array([POLICIES.index(policy) for policy in policies(settings, sources)], np.int64)
@@ -117,10 +119,12 @@ def take(
     waiting = begun.waiting
     if settings.delay is None:
         table = sources.documents, sources.first, sizes
-        columns = _take(cursors, lengths, *table, keys, numbers, budget, most, settings.longest)
+        shuffle = order.keys, order.blocks, order.first
+        columns = _take(cursors, lengths, *table, *shuffle, numbers, budget, most, settings.longest)
     else:
         limits = budget, settings.longest, int(numbers[0])
-        rows, waiting = take_delayed(cursors[0], waiting, lengths, int(keys[0]), *limits, settings.delay)
+        place = int(sizes[0]), sources.documents, *order.of(0)
+        rows, waiting = take_delayed(cursors[0], waiting, lengths, *place, *limits, settings.delay)
         columns = rows.T
     after = tuple(
         SourceState.after(cursor, epoch=before.epoch, ended=cursor[0] == size > 0 and not waiting)
@@ -129,14 +133,20 @@ def take(
     return Draw(*map(np.ascontiguousarray, columns)), replace(begun, sources=after, waiting=waiting)
 
 
-def _check_inside(state: StreamState, lengths: Int64Array, sources: Sources, keys: list[int]) -> None:
+def order_of(state: StreamState, settings: LoaderSettings, sources: Sources) -> Order:
+    """The order of each source's documents in the epoch that it is in."""
+    keys = tuple(shuffle_key(state.seed, source.epoch) if settings.shuffle else -1 for source in state.sources)
+    return sources.order(settings.shuffle.window if isinstance(settings.shuffle, Blocks) else None, keys)
+
+
+def _check_inside(state: StreamState, lengths: Int64Array, sources: Sources, order: Order) -> None:
     for number, (source, size) in enumerate(zip(state.sources, sources.sizes.tolist(), strict=True)):
         outside = source.position >= size and (source.position > size or not (state.waiting or size == 0))
         if not outside and source.offset:
-            of = sources.of(number) if len(sources) > 1 else sources.documents
+            of = sources.documents[sources.first[number] : sources.first[number + 1]]
             outside = (
                 source.position == size
-                or source.offset >= lengths[document_at(source.position, size, of, keys[number])]
+                or source.offset >= lengths[document_at(source.position, size, of, *order.of(number))]
             )
         if outside:
             place = f"position {source.position} (offset {source.offset}) is outside the {size} documents"
@@ -160,27 +170,32 @@ def _take(
     first: Int64Array,
     sizes: Int64Array,
     keys: Int64Array,
+    blocks: Int64Array,
+    first_block: Int64Array,
     policies: Int64Array,
     budget: int,
     most: int,
     longest: int,
 ) -> Int64Array:
     """Columns (document, offset, length, source) until the next would exceed the budget, there are `most`, or the
-    epochs of all sources end; moves the cursors. A key of -1 keeps the documents in order. What `cursor` does, in one
-    loop for as long as the same source is drawn from, which takes a third of the time."""
+    epochs of all sources end; moves the cursors. What `cursor` does, in one loop for as long as the same source is
+    drawn from, which takes a third of the time."""
     columns = np.empty((4, 64), np.int64)
-    count = 0
+    count, table, by_blocks = 0, blocks, len(blocks) > 0
     while count < most and budget >= 0:
         source, limit, wins = _least_served(cursors, sizes)
         if source < 0:
             break
         size, key, policy, share = sizes[source], keys[source], policies[source], cursors[source, SHARE]
         of = documents[first[source] : first[source + 1]]
+        if by_blocks:
+            table = blocks[first_block[source] : first_block[source + 1]]
         position, offset, tokens, truncated, dropped, since, _ = cursors[source]
-        while position < size and count < most:
+        start, stop, key = stretch_at(position, size, key, table)
+        while position < stop and count < most:
             if limit >= 0 and not (since / share < limit or (wins and since / share == limit)):
                 break
-            document = permute(position, size, key) if key >= 0 else position
+            document = place_at(position, start, stop, key, table, by_blocks) if key >= 0 else position
             if len(of):
                 document = of[document]
             remaining = lengths[document] - offset

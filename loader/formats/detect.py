@@ -65,9 +65,9 @@ def _files(location: Location) -> tuple[Location, dict[str, int]]:
         folder, name = location.parent, location.name
         beside = folder.files()
         stem = name[:-4] if name.endswith((".bin", ".idx")) else name
-        for chosen in ((name,), (f"{stem}.idx", f"{stem}.bin")):
-            if all(each in beside for each in chosen):
-                return folder, {each: beside[each] for each in chosen}
+        chosen = (name,) if name.endswith(parquet.ENDING) else (f"{stem}.idx", f"{stem}.bin")
+        if all(each in beside for each in chosen):
+            return folder, {each: beside[each] for each in chosen}
     return location, {}
 
 

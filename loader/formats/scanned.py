@@ -22,6 +22,7 @@ import xxhash
 
 from seqmesh.loader.cache import Cache
 from seqmesh.loader.catalog import ALL, Catalog, Chunk, FormatName, Part, Reading
+from seqmesh.loader.copies import Copies
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.formats.sample import content_sample
 from seqmesh.loader.location import Location
@@ -31,6 +32,7 @@ from seqmesh.packer.lengths import Int64Array
 
 INDEX_VERSION = 1
 METADATA = "seqmesh"
+ACCOUNT_SECONDS = 60.0  # for other processes to let go of the cache's account
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,7 @@ def _write_index(files: Files, reading: Reading, cache: Cache, key: str, target:
     found = _Found()
     for number, name in enumerate(files.sizes):
         try:
-            with _local(files, name, cache, local_name(key, number), found) as path:
+            with _local(files, name, cache, local_name(key, number)) as path:
                 _scan(files, name, path, found)
         except ShardError as error:
             if reading.bad_shards == "refuse":
@@ -100,21 +102,16 @@ def _write_index(files: Files, reading: Reading, cache: Cache, key: str, target:
 
 
 @contextlib.contextmanager
-def _local(files: Files, name: str, cache: Cache, kept_as: str, found: _Found) -> Iterator[Path]:
+def _local(files: Files, name: str, cache: Cache, kept_as: str) -> Iterator[Path]:
     """The local Arrow file of a file of the set. One that had to be made stays in the cache if there is room."""
     if files.bring is None:
         yield files.location.path / name
         return
-    path = cache.folder / kept_as
-    if path.exists():
-        yield path
-        return
-    made = path.with_suffix(".tmp")
+    made = cache.folder / f".{kept_as}.scanned"
     try:
         files.bring(name, made)
         yield made
-        if sum(part.kept for part in found.parts) <= cache.limit // 2:
-            made.replace(path)
+        Copies(cache.folder, cache.limit, ACCOUNT_SECONDS).adopt(kept_as, made)
     finally:
         made.unlink(missing_ok=True)
 
