@@ -87,14 +87,16 @@ class Loader:
     """Iterates the `PackedBatch`es of one rank. Every step gives every rank at least one batch (of no tokens where the
     rank has no documents); `batch.last_in_step` says when to reduce and update.
 
-    settings may be None with `endpoint`: the running loader knows them. rank: by default torch.distributed's, else 0.
-    peer, peers: where several processes hold one replica together (tensor and pipeline parallel), which of them this
-    is: all get the same batches, which are read, gathered and kept in memory once. timeout: seconds to wait for the
-    loader, at start and for each batch. credit_bytes: batches read ahead, in bytes: the size of the rank's ring.
-    transport: `shm`, `zmq`, or `auto` for shared memory where the loader is on this machine. keys: folder of keys for a
-    loader on another machine. restarts: how often a loader process that this Loader started, and that dies, is started
-    again (0: never); all ranks of the machine go on at their exact next batch. standby: a second loader process waits
-    to take over. options: see `ServeOptions`. log: file for the loader process's log.
+    settings may be None with `endpoint`: the running loader knows them. endpoint: an address, or a callable that says
+    where the loader is now, and is asked again when it is not heard: see `Client`. rank: by default
+    torch.distributed's, else 0. peer, peers: where several processes hold one replica together (tensor and pipeline
+    parallel), which of them this is: all get the same batches, which are read, gathered and kept in memory once.
+    timeout: seconds to wait for the loader, at start and for each batch. credit_bytes: batches read ahead, in bytes:
+    the size of the rank's ring. transport: `shm`, `zmq`, or `auto` for shared memory where the loader is on this
+    machine. keys: folder of keys for a loader on another machine. restarts: how often a loader process that this Loader
+    started, and that dies, is started again (0: never); all ranks of the machine go on at their exact next batch.
+    standby: a second loader process waits to take over. options: see `ServeOptions`. log: file for the loader process's
+    log.
 
     Tensors are copies, safe to keep. views: instead, the token fields are read-only int32 views of shared memory (on
     the CPU; a GPU gets its copy in any case); the memory is used again when the last tensor over it is gone, and a rank
@@ -110,7 +112,7 @@ class Loader:
         peer: int = 0,
         peers: int = 1,
         mode: Literal["process", "inline"] = "process",
-        endpoint: str | None = None,
+        endpoint: str | Callable[[], str] | None = None,
         transport: Literal["auto", "shm", "zmq"] = "auto",
         keys: str | Path | None = None,
         device: torch.device | str = "cpu",

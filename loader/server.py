@@ -77,7 +77,8 @@ def serve(
     written, ValueError for an endpoint that other machines could reach without keys. Once it serves, only ServingError.
     """
     options = options or ServeOptions()
-    check_endpoint(endpoint, keys=options.keys)
+    for address in filter(None, (endpoint, options.also)):
+        check_endpoint(address, keys=options.keys)
     counters = Counters()
     feed = Feed(settings, counters, Cache.default(options.cache, options.cache_bytes))
     feed.deliver(0, Position(feed.start))  # compiles what is not in the cache before a rank waits for it
@@ -85,7 +86,7 @@ def serve(
         ended = _take_turn(endpoint, stack, [signals, *until], options, standing_by)
         if ended is not None:
             return ended
-        socket = stack.enter_context(listening(endpoint, keys=options.keys))
+        socket = stack.enter_context(listening(endpoint, keys=options.keys, also=options.also))
         handover = stack.enter_context(handing_over(endpoint))
         stack.enter_context(exposing(options.metrics, counters))
         recorder = stack.enter_context(recording(options.ledger, feed))

@@ -25,7 +25,7 @@ OnError = Literal["stop", "skip"]
 Overlong = Literal["error", "truncate", "split", "drop"]
 Mode = Literal["free", "waves"]
 
-EXTRA_PACKAGES = ("torch", "safetensors", "matplotlib")
+EXTRAS = {"torch": "train", "safetensors": "train", "matplotlib": "train", "ray": "ray"}  # of packages, the extra
 
 
 def _version(wanted: bool) -> None:
@@ -261,6 +261,36 @@ def serve(
 
 
 @app.command()
+def fleet(
+    settings: Annotated[Path, typer.Option(help="A YAML file of loader settings, see docs/loader.md.")],
+    address: Annotated[str, typer.Option(help="Of the Ray cluster; auto: the one that this machine is in.")] = "auto",
+    keys: Annotated[
+        Path | None, typer.Option(help="A folder of `seqmesh keys`, at the same path on every node.")
+    ] = None,
+    node: Annotated[
+        list[str] | None, typer.Option(help="A node's id or address; may be repeated (default: all).")
+    ] = None,
+    num_cpus: Annotated[float, typer.Option(help="CPUs that Ray sets aside for a loader.")] = 1,
+    port: Annotated[int, typer.Option(help="Of the first loader, the next has the next (default: free ones).")] = 0,
+    endpoints: Annotated[
+        Path | None, typer.Option(help="Always say in this file where the loaders are, for ranks that are not on Ray.")
+    ] = None,
+) -> None:
+    """Run a loader on every node of a Ray cluster, in the foreground; Ray starts them again, elsewhere if need be."""
+    from seqmesh.tools import fleet as command
+
+    command.run(
+        file=settings,
+        address=address,
+        keys=keys,
+        nodes=node,
+        num_cpus=num_cpus,
+        port=port,
+        endpoints=endpoints,
+    )
+
+
+@app.command()
 def ledger(
     folder: Annotated[Path, typer.Argument(help="The folder of `seqmesh serve --ledger`.")],
     step: Annotated[int | None, typer.Option(help="The step to show (default: say which there are).")] = None,
@@ -351,9 +381,9 @@ def main() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        if debug or error.name not in EXTRA_PACKAGES:
+        if debug or error.name not in EXTRAS:
             raise
-        _fail(f"this command needs {error.name}: pip install 'seqmesh[train]'")
+        _fail(f"this command needs {error.name}: pip install 'seqmesh[{EXTRAS[error.name]}]'")
     except USER_ERRORS as error:
         if debug:
             raise

@@ -19,6 +19,7 @@ COMMANDS = [
     "pack",
     "plan",
     "serve",
+    "fleet",
     "ledger",
     "doctor",
     "keys",
@@ -47,6 +48,14 @@ def test_every_command_explains_itself(command: str) -> None:
     assert result.returncode == 0
     assert "Usage:" in result.stdout
     assert result.stderr == ""
+
+
+def test_an_extra_that_is_missing_is_named() -> None:
+    code = "import sys; sys.modules['ray'] = None; from seqmesh.tools.cli import main; main()"
+    command = [sys.executable, "-c", code, "fleet", "--settings", "/dev/null"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.stderr == "error: this command needs ray: pip install 'seqmesh[ray]'\n"
+    assert result.returncode == 1
 
 
 def test_version() -> None:
