@@ -21,7 +21,6 @@ from typing import Any, Literal, Protocol, Self
 
 import torch
 
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.client import Client
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.exchange import exchange_texts
@@ -30,6 +29,7 @@ from seqmesh.loader.order import ServeOptions
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.recorder import Recorder
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.loader.storage.cache import Cache
 from seqmesh.loader.stream import StreamState
 from seqmesh.loader.tensors import TensorMaker, TorchBatch
 
