@@ -21,6 +21,10 @@ class Arrivals:
 
     def __init__(self, opened: OpenSet, cache: Cache) -> None:
         """Raises ValueError for parts that the cache is too small for."""
+        for part in opened.catalog.parts:
+            if part.kept > cache.limit:
+                name = opened.catalog.name_of(part)
+                raise ValueError(f"cache_bytes is {cache.limit}: the copy of {name} takes {part.kept}; raise it")
         keeps = [
             Keep(name=opened.name(number), size=part.kept, make=partial(opened.bring, number))
             for number, part in enumerate(opened.catalog.parts)

@@ -84,7 +84,7 @@ def decode(path: Path, target: Path, where: str, reading: Reading) -> None:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk
-        raise ShardError(f"{where}: can not be read as Parquet: {error}") from error
+        raise ShardError(f"{where}: can not be read as Parquet: {str(error).strip()}") from error
 
 
 def _plain(field: Any) -> Any:
