@@ -19,11 +19,14 @@ from seqmesh.loader.errors import LoaderError, WireError
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.handover import Handover
 from seqmesh.loader.reader import Reader
+from seqmesh.loader.steps import StepCounter
 from seqmesh.loader.stream import StreamState
 from seqmesh.loader.supply import Supply
 from seqmesh.loader.wire import (
     Ack,
     Bye,
+    Counted,
+    CountSteps,
     End,
     Error,
     Hello,
@@ -62,6 +65,7 @@ class Service:
         self.job = secrets.token_hex(8)
         self.counters = feed.counters
         self._supply = Supply(feed, poison=poison)
+        self._steps = StepCounter(feed)
         self._readers: dict[bytes, Reader] = {}
         self._left: list[Reader] = []  # served no longer, but their processes may still look at slots
         self._poller = zmq.Poller()
@@ -91,6 +95,7 @@ class Service:
 
     def _end(self) -> None:
         """What the ranks that are still connected will not get."""
+        self._steps.close()
         for reader in self._readers.values():
             log.info(
                 "%s: %d batches sent, %d not acknowledged", reader.name, reader.sequence, reader.sequence - reader.got
@@ -133,6 +138,8 @@ class Service:
                     self._supply.take_back(reader, reader.let_go(message.sequence, message.held))
             case Ack():
                 self._send(identity, Unknown(session=message.session))
+            case CountSteps():
+                self._send(identity, self._count(message))
             case Bye():  # also of one whose connection was found gone before this was heard
                 reader = reader or next((left for left in self._left if left.identity == identity), None)
                 if reader:
@@ -140,6 +147,12 @@ class Service:
                     self._leave(reader, held=message.held)
             case _:
                 raise WireError(f"a {type(message).__name__.lower()} from a rank")
+
+    def _count(self, question: CountSteps) -> Counted:
+        try:
+            return Counted(steps=self._steps.count(StreamState.from_dict(question.state)), error="")
+        except ValueError as error:
+            return Counted(steps=None, error=str(error))
 
     def _refuse(self, identity: bytes, error: WireError) -> None:
         """Count a message that is not ours. A rank that sends one is served no longer: what else is wrong with it?"""
