@@ -1,5 +1,5 @@
-"""What other trainers want to be given, made from a `TorchBatch`: pure functions on tensors, nothing is copied that need
-not be. torch alone: none of these trainers is imported.
+"""What other trainers want to be given, made from a `TorchBatch`: pure functions on tensors. None of these trainers is
+imported.
 
 All of them attend within one rank, so documents that are spread over ranks are refused. All of them compute on every
 row of a batch: rows of padding after the last document become one more document, without labels; and a batch of no
@@ -57,14 +57,16 @@ def packed_seq_params(batch: TorchBatch) -> dict[str, Any]:
     """Fields of Megatron-Core's `PackedSeqParams`, for attention in the `thd` layout.
 
     There is no padding between documents, and what follows them is one more, so the bounds cover every row, as
-    Megatron's rotary embedding needs; the bounds of padded documents (`cu_seqlens_q_padded`, ...) are left out: they
-    would be the same. Context parallelism, which cuts every document anew, is not for these. Raises as `padding_free`.
+    Megatron's rotary embedding needs; the bounds of padded documents are None: they would be the same. Not for context
+    parallelism, which cuts every document anew. Raises as `padding_free`.
     """
     rows = _rows(batch)
     return {
         "qkv_format": "thd",
         "cu_seqlens_q": rows.bounds,
         "cu_seqlens_kv": rows.bounds,
+        "cu_seqlens_q_padded": None,
+        "cu_seqlens_kv_padded": None,
         "max_seqlen_q": rows.longest,
         "max_seqlen_kv": rows.longest,
     }
