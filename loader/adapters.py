@@ -34,7 +34,8 @@ class _Rows:
 def padding_free(batch: TorchBatch) -> dict[str, Any]:
     """Keyword arguments of Hugging Face's causal language models.
 
-    input_ids, position_ids and labels [1, T]; cu_seq_lens_q and _k [N + 1] int32, max_length_q and _k int. The models
+    input_ids, position_ids and labels [1, T]; cu_seq_lens_q and _k [N + 1] int32, max_length_q and _k int;
+    use_cache False: with a cache, attention other than flash attention would let documents see each other. The models
     shift labels themselves, so these are one row later than the batch's: token i + 1 is what row i is to predict.
     Their loss is the mean over labels that are not -100, or the sum over `num_items_in_batch`, where that is given: it
     is the batch's `supervised_tokens_in_step` if all of a step's are counted. Raises ValueError for documents that are
@@ -50,6 +51,7 @@ def padding_free(batch: TorchBatch) -> dict[str, Any]:
         "cu_seq_lens_k": rows.bounds,
         "max_length_q": rows.longest,
         "max_length_k": rows.longest,
+        "use_cache": False,
     }
 
 

@@ -19,7 +19,8 @@ from tests.support import documents_of, make_set, settings_for
 LENGTHS = [1, 7, 2, 30, 3, 1, 12, 5, 26, 9, 4, 1]
 ADAPTERS: list[Callable[[TorchBatch], Any]] = [padding_free, packed_seq_params, megatron_batch, torchtitan_batch]
 
-# Of megatron.core.packed_seq_params.PackedSeqParams, release 0.16; the others, local_cp_size and cp_group, are of context parallelism.
+# Of megatron.core.packed_seq_params.PackedSeqParams, release 0.16; the others, local_cp_size and cp_group, are of
+# context parallelism.
 MEGATRON_FIELDS = {
     "qkv_format",
     "cu_seqlens_q",
@@ -121,7 +122,7 @@ torch.manual_seed(0)
 config = LlamaConfig(vocab_size=1000, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
                      num_attention_heads=2, num_key_value_heads=1)
 model = LlamaForCausalLM(config).double()
-names = set(FlashAttentionKwargs.__annotations__) | {"input_ids", "position_ids", "labels"}
+names = set(FlashAttentionKwargs.__annotations__) | {"input_ids", "position_ids", "labels", "use_cache"}
 for text in sys.argv[1:]:
     with Loader(LoaderSettings.from_json(text), mode="inline") as loader:
         for batch in loader:
