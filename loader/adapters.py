@@ -115,7 +115,7 @@ def _check(batch: TorchBatch) -> None:
         first = int(batch.document_ids[spread][0])
         raise ValueError(
             f"{where}: document {first} is spread over {int(batch.ring_sizes[spread][0])} ranks, and this trainer "
-            "attends within one: set max_document to the capacity at most, and overlong to truncate, split or drop"
+            "attends within one: use batching 'rows', which keeps documents whole"
         )
     for name in ("labels", "position_ids"):
         if len(getattr(batch, name)) != len(batch.input_ids):

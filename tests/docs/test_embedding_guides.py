@@ -28,7 +28,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     words = [f"{first}{second}" for first in "bdfgklmnprst" for second in ("a", "e", "ing", "or", "un")]
     with (folder / "corpus.jsonl").open("w") as file:
-        for length in np.clip(rng.lognormal(3.0, 1.0, 150), 1, 300).astype(int):
+        for length in np.clip(rng.lognormal(3.0, 1.0, 280), 1, 300).astype(int):
             file.write(json.dumps({"text": " ".join(rng.choice(words, length))}) + "\n")
     command = [sys.executable, "-m", "seqmesh.tools.cli", *PREPARE.split()[1:]]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=SECONDS)

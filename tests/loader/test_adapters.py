@@ -90,7 +90,7 @@ def test_what_these_trainers_can_not_do_is_refused(tmp_path: Path, adapter: Call
     spread = settings_for(data, ranks=2, capacity=64, max_document=100)
     with (
         Loader(spread, rank=1, mode="inline") as loader,
-        pytest.raises(ValueError, match=r"step 0, wave 0: document 0 is spread over 2 ranks.*set max_document"),
+        pytest.raises(ValueError, match=r"step 0, wave 0: document 0 is spread over 2 ranks.*use batching 'rows'"),
     ):
         adapter(next(iter(loader)))
     bare = settings_for(data, capacity=128, fields=("position_ids",))
