@@ -199,7 +199,7 @@ def _places(settings: LoaderSettings, rank: int) -> list[tuple[Int64Array, Int64
     for step in steps:
         for wave in range(int(step.plan.waves[rank])):
             order = step.plan.document[step.plan.pieces(rank, wave)]
-            addresses = feed.shards.addresses(step.documents.document[order])
+            addresses = feed.shards.places(step.documents.document[order])[0]
             found.append((addresses, step.plan.lengths[order] * feed.shards.token_dtype.itemsize))
     return found
 

@@ -230,14 +230,12 @@ def write(shards: ShardSet, outline: Outline, block: npt.NDArray[np.uint8]) -> N
     if len(block) < outline.nbytes:
         raise ValueError(f"the block has {len(block)} bytes: its arrays need {outline.nbytes}")
     documents = outline.segments[DOCUMENT]
-    addresses = shards.addresses(documents)
-    vocabulary, width = shards.manifest.vocab_size, shards.token_dtype.itemsize
-    place = outline.starts, outline.lengths
-    bad = write_block(outline.segments, outline.members, addresses, width, vocabulary, block, *place)
+    places = shards.places(documents)
+    bad = write_block(outline.segments, outline.members, places, block, outline.starts, outline.lengths)
     if bad >= 0:
         raise ShardError(
             f"{shards.file_of(int(documents[bad]))}: document {documents[bad]} holds an id that is not below the "
-            f"vocabulary's size, {vocabulary}; the file is damaged"
+            f"vocabulary's size, {shards.vocab_size}; the file is damaged"
         )
     if outline.lengths[_LABELS] and (spans := shards.spans(documents)) is not None:
         labels = arrays_at(block, outline.lengths, outline.starts)["labels"]

@@ -22,6 +22,7 @@ from typing import Any, Literal, NoReturn, Protocol, Self
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from seqmesh.loader.cache import Cache
 from seqmesh.loader.client import Client
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.exchange import exchange_texts
@@ -69,7 +70,7 @@ class Inline:
         return count_steps(state, self._feed.shards.lengths, self._feed.settings, self._feed.sources)
 
     def close(self) -> None:
-        pass
+        self._feed.shards.close()
 
 
 class Loader(IterableDataset[TorchBatch]):
@@ -128,7 +129,7 @@ class Loader(IterableDataset[TorchBatch]):
         if settings is not None and endpoint is None:
             settings = self._with_seed(settings)
         if mode == "inline":
-            self._open_inline(settings)
+            self._open_inline(settings, options or ServeOptions())
         else:
             if endpoint is None:
                 start = partial(
@@ -284,12 +285,12 @@ class Loader(IterableDataset[TorchBatch]):
             self._ends.append(self._position.state)
         return delivery
 
-    def _open_inline(self, settings: LoaderSettings | None) -> None:
+    def _open_inline(self, settings: LoaderSettings | None, options: ServeOptions) -> None:
         if settings is None:
             raise ValueError("settings is None: mode 'inline' needs them")
-        feed = Feed(settings)
+        feed = Feed(settings, cache=Cache.default(options.cache, options.cache_bytes))
         self.settings, self._start, self._data = feed.settings, feed.start, feed.data_fingerprint
-        self.vocab_size = feed.shards.manifest.vocab_size
+        self.vocab_size = feed.shards.vocab_size
         self._source = Inline(feed, self.rank)
 
     def _open_client(self, settings: LoaderSettings | None, connect: Callable[..., Client]) -> None:

@@ -15,11 +15,12 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from seqmesh.loader.batch import NumpyBatch, Outline, fill, outline, write
+from seqmesh.loader.cache import Cache
 from seqmesh.loader.counters import Counters
 from seqmesh.loader.fitness import check_documents
+from seqmesh.loader.gather import DOCUMENT
 from seqmesh.loader.mixture import SHARES
 from seqmesh.loader.planner import Step, next_step
 from seqmesh.loader.rows import Window, plan_window
@@ -75,6 +76,11 @@ class Draft:
     def tokens(self) -> int:
         return int(self.outline.scalars["tokens"])
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be gathered at once. If not, what is missing is being fetched. Raises what `fill` raises."""
+        return self.shards.ready(self.outline.segments[DOCUMENT])
+
     def fill(self, block: npt.NDArray[np.uint8] | None = None) -> NumpyBatch:
         """Gather the batch, see `batch.fill`. May be called again: for another block, say."""
         return fill(self.shards, self.outline, block)
@@ -88,19 +94,19 @@ class Feed:
     """Opens the data and serves it. Raises what `ShardSet` and `check_documents` raise. settings: with a seed and an
     absolute folder, see `LoaderSettings.resolved`. counters: where steps that are planned are counted."""
 
-    def __init__(self, settings: LoaderSettings, counters: Counters | None = None) -> None:
+    def __init__(self, settings: LoaderSettings, counters: Counters | None = None, cache: Cache | None = None) -> None:
         settings.check_mesh()
         self.counters = counters or Counters()
         self.settings = settings = settings.resolved()
-        self.shards = ShardSet(settings.data)
+        self.shards = ShardSet(settings.data, reading=settings.reading, cache=cache)
         if settings.verify:
             self.shards.check_checksums()
         lengths = self.shards.lengths
         mixed = settings.mixture is not None
         self.sources = (
-            sources_by_code(self.shards.source_codes(), self.shards.manifest.sources)
+            sources_by_code(self.shards.source_codes(), self.shards.sources, self.shards.usable)
             if mixed
-            else one_source(len(lengths))
+            else one_source(len(lengths), self.shards.usable)
         )
         check_documents(lengths, settings, self.sources)
         self._steps: OrderedDict[StreamState, Step | None] = OrderedDict()
@@ -121,8 +127,8 @@ class Feed:
 
     @property
     def data_fingerprint(self) -> str:
-        """Hash of the shards' checksums: which data this is, wherever it lies."""
-        return xxhash.xxh3_128("".join(shard.xxh3 for shard in self.shards.manifest.shards).encode()).hexdigest()
+        """Which data this is, wherever it lies."""
+        return self.shards.fingerprint
 
     def step(self, state: StreamState) -> Step | None:
         """The step that begins at `state`; None at the end."""

@@ -35,9 +35,10 @@ def sync_file(path: Path) -> None:
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; on a clean exit it is synced and renamed to `path`, on an exception it is removed."""
-    temporary = path.with_name(path.name + ".tmp")
+def atomic_path(path: Path, mark: str = "") -> Iterator[Path]:
+    """Yield a temporary path; on a clean exit it is synced and renamed to `path`, on an exception it is removed. mark:
+    part of the temporary name, where several may write the same file at once."""
+    temporary = path.with_name(f"{path.name}{mark and '.'}{mark}.tmp")
     try:
         yield temporary
         sync_file(temporary)

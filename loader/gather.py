@@ -16,6 +16,7 @@ from seqmesh.packer.pieces import chunk_start
 
 UNSUPERVISED = -100
 DOCUMENT, OFFSET, LENGTH, RING, RING_SIZE, RING_INDEX = range(6)  # rows of the segments that `outline_segments` gives
+ADDRESS, WIDTH, LIMIT = range(3)  # rows of the places that `gather` takes
 AHEAD = 4  # cache lines: from there the hardware goes on by itself
 
 Int32Array = npt.NDArray[np.int32]
@@ -95,9 +96,7 @@ def write_segments(
 def write_block(
     segments: Int64Array,
     members: Int64Array,
-    addresses: Int64Array,
-    width: int,
-    vocab_size: int,
+    places: Int64Array,
     block: npt.NDArray[np.uint8],
     starts: tuple[int, ...],
     lengths: tuple[int, ...],
@@ -119,9 +118,7 @@ def write_block(
     return int(
         gather(
             segments,
-            addresses,
-            width,
-            vocab_size,
+            places,
             block[starts[0] :][: 4 * lengths[0]].view(np.int32),
             block[starts[1] :][: 4 * lengths[1]].view(np.int32),
             block[starts[2] :][: 4 * lengths[2]].view(np.int32),
@@ -132,26 +129,25 @@ def write_block(
 @jit
 def gather(
     segments: Int64Array,
-    addresses: Int64Array,
-    width: int,
-    vocab_size: int,
+    places: Int64Array,
     input_ids: Int32Array,
     labels: Int32Array,
     position_ids: Int32Array,
 ) -> int:
     """Fill a batch's arrays that are per token; labels and position_ids may be empty: they are left out then.
 
-    addresses [N]: of the first token of each segment's row of the set, ids of `width` bytes. The label of a token is
-    the next one of its document, none for the last. Rows after the last segment are padding. Returns the first segment
-    that holds an id which is not below vocab_size, -1 for none; nothing else is wrong with the batch then.
+    places [3, N]: of each segment's row of the set the address of its first token, the bytes of an id, and what its ids
+    must be below (see `ShardSet.places`). The label of a token is the next one of its document, none for the last. Rows
+    after the last segment are padding. Returns the first segment that holds an id which is not below its limit, -1 for
+    none; nothing else is wrong with the batch then.
     """
     row, bad = 0, -1
-    for i in range(len(addresses)):
-        length = segments[LENGTH, i]
-        address = addresses[i] + segments[OFFSET, i] * width
-        if i + 1 < len(addresses):  # by the time it is there, the next document's beginning has come
+    for i in range(places.shape[1]):
+        length, width = segments[LENGTH, i], places[WIDTH, i]
+        address = places[ADDRESS, i] + segments[OFFSET, i] * width
+        if i + 1 < places.shape[1]:  # by the time it is there, the next document's beginning has come
             for line in range(AHEAD):
-                prefetch(addresses[i + 1] + segments[OFFSET, i + 1] * width + line * 64)
+                prefetch(places[ADDRESS, i + 1] + segments[OFFSET, i + 1] * places[WIDTH, i + 1] + line * 64)
         a, b, c, d = ranges(length, segments[RING_SIZE, i], segments[RING_INDEX, i])
         for first, last in ((a, b), (c, d)):
             if first == last:
@@ -164,7 +160,7 @@ def gather(
                 labels[labelled:row] = UNSUPERVISED
             if len(position_ids):
                 _count_up(first, position_ids[start:row])
-            if largest >= vocab_size and bad < 0:
+            if largest >= places[LIMIT, i] and bad < 0:
                 bad = i
     input_ids[row:] = 0
     labels[row:] = UNSUPERVISED
@@ -188,10 +184,15 @@ def ranges(length: int, ring_size: int, index: int) -> tuple[int, int, int, int]
 
 @jit
 def _copy(address: int, width: int, out: Int32Array) -> int:
-    """As many tokens as there is room for, from an address; returns the largest id."""
+    """As many tokens as there is room for, from an address; returns the largest id. Ids are read as unsigned: a
+    negative one is larger than any vocabulary."""
     if width == 2:
         return int(_widen(array_at(pointer(address), (len(out),), np.uint16), out))
-    return int(_widen(array_at(pointer(address), (len(out),), np.uint32), out))
+    if width == 4:
+        return int(_widen(array_at(pointer(address), (len(out),), np.uint32), out))
+    if width == 8:
+        return int(min(_widen(array_at(pointer(address), (len(out),), np.uint64), out), np.uint64(1 << 62)))
+    return int(_widen(array_at(pointer(address), (len(out),), np.uint8), out))
 
 
 @jit

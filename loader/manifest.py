@@ -7,8 +7,9 @@ Shards are Arrow IPC files with the columns `input_ids: large_list<uint16|uint32
 `source: uint16` (an index into `Manifest.sources`). A shard may have the column `targets: large_list<int32>`: of each
 document start, end pairs of the token ranges that are to be learned, ascending, not empty, not overlapping, inside the
 document. A null there, as a shard without the column, means that all of a document is supervised, an empty list that
-nothing is. The lengths index has one row per document, in shard order: `length: int64` and `supervised: int64` (labels
-that are not -100 once labels are shifted inside the document: its supervised tokens but the first).
+nothing is. The lengths index has one row per document, in shard order: `length: int64`, `supervised: int64` (labels
+that are not -100 once labels are shifted inside the document: its supervised tokens but the first), and once more
+`source: uint16`, so that the order is known without any shard (sets of earlier versions have it in the shards only).
 """
 
 from __future__ import annotations
@@ -104,7 +105,12 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST_NAME
     if not path.is_file():
         raise FileNotFoundError(f"{folder} is not a finished shard set: it has no {MANIFEST_NAME}")
+    return parse_manifest(path.read_bytes(), str(path))
+
+
+def parse_manifest(text: bytes, where: str) -> Manifest:
+    """Raises ValueError, which says where it was found, for anything that is no manifest."""
     try:
-        return TypeAdapter(Manifest).validate_json(path.read_bytes())
+        return TypeAdapter(Manifest).validate_json(text)
     except ValidationError as error:
-        raise ValueError(f"{path} is not a valid manifest: {explain(error)}") from error
+        raise ValueError(f"{where} is not a valid manifest: {explain(error)}") from error

@@ -30,7 +30,8 @@ FINAL = {STOPPED, REFUSED} | {code for n in (signal.SIGINT, signal.SIGTERM) for 
 class ServeOptions:
     """How to serve, whatever is served. standby: wait where another loader has the endpoint, and take over when it is
     gone. keys: folder of `keys.create_keys`, needed at an address that other machines reach. metrics: address for
-    Prometheus, HOST:PORT. poison: overwrite recycled slots, to find out who still reads one."""
+    Prometheus, HOST:PORT. poison: overwrite recycled slots, to find out who still reads one. cache, cache_bytes:
+    folder for copies of data that can not be read in its place, and the most bytes in it, see `cache.Cache`."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -38,6 +39,8 @@ class ServeOptions:
     keys: str | None = None
     metrics: str | None = None
     poison: bool = False
+    cache: str | None = None
+    cache_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

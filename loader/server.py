@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, cast
 
 import filelock
 
+from seqmesh.loader.cache import Cache
 from seqmesh.loader.counters import Counters
 from seqmesh.loader.endpoint import check_endpoint, claim_of, listening
 from seqmesh.loader.errors import LoaderError, ServingError
@@ -74,7 +75,7 @@ def serve(
     options = options or ServeOptions()
     check_endpoint(endpoint, keys=options.keys)
     counters = Counters()
-    feed = Feed(settings, counters)
+    feed = Feed(settings, counters, Cache.default(options.cache, options.cache_bytes))
     feed.deliver(0, Position(feed.start))  # compiles what is not in the cache before a rank waits for it
     with _signals() as signals, contextlib.ExitStack() as stack:
         ended = _take_turn(endpoint, stack, [signals, *until], options, standing_by)

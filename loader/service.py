@@ -66,6 +66,7 @@ class Service:
         self.counters = feed.counters
         self._supply = Supply(feed, poison=poison)
         self._steps = StepCounter(feed)
+        self._store = feed.shards.store  # whence parts arrive that ranks wait for
         self._readers: dict[bytes, Reader] = {}
         self._left: list[Reader] = []  # served no longer, but their processes may still look at slots
         self._poller = zmq.Poller()
@@ -80,7 +81,8 @@ class Service:
 
     def _run(self, until: Sequence[int]) -> int:
         self._poller.register(self.socket, zmq.POLLIN)
-        for descriptor in (*until, *(self.handover.descriptors if self.handover else ())):
+        arrivals = () if self._store is None else (self._store.descriptor,)
+        for descriptor in (*until, *arrivals, *(self.handover.descriptors if self.handover else ())):
             self._poller.register(descriptor, zmq.POLLIN)
         busy = False
         while True:
@@ -181,7 +183,7 @@ class Service:
             settings=self.feed.settings.to_json().decode(),
             state=self.feed.start.to_dict(),
             data=self.feed.data_fingerprint,
-            vocab_size=self.feed.shards.manifest.vocab_size,
+            vocab_size=self.feed.shards.vocab_size,
             rings=self.handover.path if self.handover else "",
         )
         self._send(identity, welcome)
@@ -228,11 +230,14 @@ class Service:
     # Who is gone.
 
     def _notice(self, descriptors: Iterable[Any]) -> None:
-        """Ranks that want memory, and processes that have ended; but nothing of those that have left just now."""
+        """Parts that have arrived, ranks that want memory, and processes that have ended; but nothing of those that
+        have left just now."""
         for descriptor in descriptors:
             if descriptor not in self._poller:
                 continue
-            if self.handover and descriptor in self.handover.descriptors:
+            if self._store and descriptor == self._store.descriptor:
+                self._store.drain()
+            elif self.handover and descriptor in self.handover.descriptors:
                 self._hand_over(descriptor)
             else:
                 self._bury(descriptor)

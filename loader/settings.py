@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
+from seqmesh.loader.catalog import COLUMN, BadShards, Reading
 from seqmesh.loader.explain import explain
 from seqmesh.loader.mixture import Mixture
 from seqmesh.packer.cost import CostModel
@@ -67,7 +68,9 @@ class Delay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
-    """data: folder of a shard set. capacity: most tokens of one micro-batch on one rank. mode: `free` or `waves`, and
+    """data: folder or URL of a shard set, or of data in another format, see `formats.detect`. column, vocab_size and
+    bad_shards: how that is read, see `catalog.Reading`. verify: compare all checksums at the start. capacity: most
+    tokens of one micro-batch on one rank. mode: `free` or `waves`, and
     ranks_per_node: see `packer.plan.Mesh`. max_document: most tokens of a document, by default the smaller of capacity
     and tokens_per_step; one over the capacity is spread over ranks. `overlong` says what happens to longer ones (error:
     refuse at start; truncate: keep the beginning; split: pieces of max_document tokens become documents of their own;
@@ -107,6 +110,9 @@ class LoaderSettings:
     fields: tuple[TokenField, ...] = get_args(TokenField)
     pad_to: int | None = None
     verify: bool = False
+    column: str = COLUMN
+    vocab_size: int | None = None
+    bad_shards: BadShards = "refuse"
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -117,6 +123,8 @@ class LoaderSettings:
             raise ValueError(f"seed is {self.seed}: must be from 0 to 2**62 - 1")
         if self.mode not in get_args(Mode):
             raise ValueError(f"mode is {self.mode!r}: must be one of {', '.join(get_args(Mode))}")
+        if self.bad_shards not in get_args(BadShards):
+            raise ValueError(f"bad_shards is {self.bad_shards!r}: must be refuse or quarantine")
         if self.batching not in get_args(Batching):
             raise ValueError(f"batching is {self.batching!r}: must be one of {', '.join(get_args(Batching))}")
         if self.batching == "rows":
@@ -239,10 +247,15 @@ class LoaderSettings:
         """Raises pydantic's ValidationError (a ValueError) naming each bad field."""
         return _ADAPTER.validate_json(text)
 
+    @property
+    def reading(self) -> Reading:
+        """How the data is to be read."""
+        return Reading(column=self.column, vocab_size=self.vocab_size, bad_shards=self.bad_shards)
+
     def resolved(self) -> LoaderSettings:
         """The same with an absolute data folder, so that a process in another working folder finds it, and with a seed:
         one is drawn, and logged, where none was set."""
-        data, seed = str(Path(self.data).resolve()), self.seed
+        data, seed = self.data if "://" in self.data else str(Path(self.data).resolve()), self.seed
         if seed is None:
             seed = secrets.randbelow(1 << 62)
             log.info("seed is %d: drawn, since none was set", seed)
@@ -259,6 +272,7 @@ _SIZES = (
     "max_document",
     "epochs",
     "pad_to",
+    "vocab_size",
 )
 _ADAPTER = TypeAdapter(LoaderSettings)
 

@@ -1,73 +1,126 @@
-"""`ShardSet`: a finished shard set, memory-mapped. Lengths of all documents at once; tokens by address.
+"""`ShardSet`: the documents of a set, whatever its format. Lengths of all of them at once; tokens by address.
 
-Opening checks that every file is there, has the size the manifest gives and the right columns; it reads no token.
-Chunks (record batches) are never joined, so no 32-bit offset can overflow. Checksums are not read here.
+Files on this machine are memory-mapped at the start: each must be there, with its size and the right columns; no token
+is read, no checksum computed. What must be fetched or decoded first comes through a `Store`, part by part, and stays
+mapped as long as it is expected to be needed. Chunks (record batches) are never joined.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from seqmesh.loader.errors import ShardError
-from seqmesh.loader.files import checksum
-from seqmesh.loader.manifest import FileEntry, Manifest, read_manifest
+from seqmesh.loader.cache import Cache
+from seqmesh.loader.catalog import Catalog, Chunk, Reading
+from seqmesh.loader.errors import LoaderError, ShardError
+from seqmesh.loader.formats.detect import OpenSet, open_set
+from seqmesh.loader.formats.seqmesh import check_checksums, source_codes
+from seqmesh.loader.gather import ADDRESS, LIMIT, WIDTH
 from seqmesh.loader.spans import Spans, locate_spans
+from seqmesh.loader.store import Keep, Store
 from seqmesh.packer.jit import array_at, jit, pointer
 from seqmesh.packer.lengths import Int64Array
 
-SPAN_TYPE = pa.large_list(pa.int32())
+WAIT_SECONDS = 120.0  # for a part that is needed now; fetching gives up earlier where nothing comes
+
+log = logging.getLogger("seqmesh.loader")
 
 
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """Where the tokens are: one row per record batch of all shards, in order.
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Where the tokens of the open parts are: one row for each chunk, in the order of documents; int64.
 
-    first_row [C + 1]: number of the first document. offsets, values [C]: addresses of the int64 row offsets and of the
-    token ids. size [C]: ids in the values. shard [C]: which file.
+    first_row [C]: number of its first document. rows, offsets, values, size [C]: documents, the addresses of their
+    offsets and of the ids, and how many ids there are. width, limit [C]: bytes of an id, and what ids are below. spans
+    [C, 5]: see `locate_spans`.
     """
 
     first_row: Int64Array
+    rows: Int64Array
     offsets: Int64Array
     values: Int64Array
     size: Int64Array
-    shard: Int64Array
+    width: Int64Array
+    limit: Int64Array
+    spans: Int64Array
 
 
 class ShardSet:
-    """Documents by number (0 to `len` − 1). Holds the memory maps; addresses are good as long as it lives."""
+    """Documents by number (0 to `len` − 1). Addresses are good until parts are opened or let go of the next time.
 
-    def __init__(self, folder: Path | str) -> None:
-        """Raises FileNotFoundError without a manifest, ValueError for an unfit one, ShardError for an unfit file."""
-        self.folder = Path(folder)
-        self.manifest: Manifest = read_manifest(self.folder)
-        self.token_dtype: np.dtype[Any] = np.dtype(self.manifest.token_dtype)
-        self.lengths, self.supervised = self._open_lengths()
-        self._batches: list[pa.RecordBatch] = []
-        self._chunks = self._open_shards()
-        self._span_columns = self._open_spans()
+    lengths, supervised [N], sources, vocab_size, fingerprint: see `Catalog`. usable [N]: documents of parts that can be
+    read; None: all.
+    """
+
+    def __init__(self, data: Path | str, *, reading: Reading | None = None, cache: Cache | None = None) -> None:
+        """Raises FileNotFoundError where there is no set, ValueError for an unfit manifest or a reading that lacks
+        something, ShardError for an unfit file, RemoteError where something can not be fetched."""
+        self._reading = reading or Reading()
+        cache = cache or Cache.default()
+        self._set: OpenSet = open_set(str(data), self._reading, cache)
+        self.catalog: Catalog = self._set.catalog
+        self.lengths, self.supervised = self.catalog.lengths, self.catalog.supervised
+        self.sources, self.vocab_size = self.catalog.sources, self.catalog.vocab_size
+        self.part_first = self.catalog.part_first
+        self._has_spans = bool((self.supervised != np.maximum(self.lengths - 1, 0)).any())
+        self._bad = dict(self.catalog.bad)
+        for why in self._bad.values():
+            log.warning("left out: %s", why)
+        self._open: dict[int, list[Chunk]] = {}
+        self._store: Store | None = None
+        self._ahead: list[int] = []  # parts that are expected to be needed
+        if self._set.in_place is None:
+            self._store = _store_of(self._set, cache)
+        else:
+            for number in range(len(self.catalog.parts)):
+                self._open_or_refuse(number)
+        self._table = self._tabled()
 
     def __len__(self) -> int:
-        return self.manifest.documents
+        return len(self.lengths)
 
-    def addresses(self, documents: Int64Array) -> Int64Array:
-        """Address of the first token of each document. Raises ShardError where a shard contradicts the lengths."""
-        found = np.empty(len(documents), np.int64)
-        chunks = self._chunks
+    @property
+    def usable(self) -> npt.NDArray[np.bool_] | None:
+        """[N] which documents can be served; None where no part is left out."""
+        if not self._bad:
+            return None
+        found = np.ones(len(self), np.bool_)
+        for number in self._bad:
+            found[self.part_first[number] : self.part_first[number + 1]] = False
+        return found
+
+    @property
+    def bad_shards(self) -> dict[str, str]:
+        """Files that are left out, and why."""
+        return {self.catalog.parts[number].file: why for number, why in self._bad.items()}
+
+    @property
+    def fingerprint(self) -> str:
+        """Which data is served, wherever it lies: of the set, and of the parts that are left out."""
+        without = "".join(f" without {number}" for number in sorted(self._bad))
+        return self.catalog.fingerprint + without
+
+    @property
+    def token_dtype(self) -> np.dtype[Any]:
+        """Of the ids of an open part."""
+        return next((chunks[0].ids.dtype for chunks in self._open.values() if chunks), np.dtype(np.uint32))
+
+    def places(self, documents: Int64Array) -> Int64Array:
+        """Of each document [3, N]: the address of its first token, the bytes of an id, and what its ids must be below.
+        Fetches what is not here. Raises ShardError where a part contradicts the lengths, RemoteError where one can not
+        be had."""
+        self.open(documents)
+        found = np.empty((3, len(documents)), np.int64)
+        t = self._table
         bad = _locate(
-            documents,
-            self.lengths,
-            chunks.first_row,
-            chunks.offsets,
-            chunks.values,
-            chunks.size,
-            self.token_dtype.itemsize,
-            found,
+            documents, self.lengths, t.first_row, t.rows, t.offsets, t.values, t.size, t.width, t.limit, found
         )
         if bad >= 0:
             document = int(documents[bad])
@@ -78,12 +131,13 @@ class ShardSet:
         return found
 
     def spans(self, documents: Int64Array) -> Spans | None:
-        """Supervised spans of each document; None where no shard of the set has any: everything is supervised. Raises
-        ShardError where spans are not inside their document or do not ascend."""
-        if self._span_columns is None:
+        """Supervised spans of each document; None where the set has none that matter: everything is supervised. Raises
+        ShardError where spans are not inside their document or do not ascend; else as `places`."""
+        if not self._has_spans:
             return None
+        self.open(documents)
         found = np.empty((2, len(documents)), np.int64)
-        bad = locate_spans(documents, self.lengths, self._chunks.first_row, self._span_columns, found)
+        bad = locate_spans(documents, self.lengths, self._table.first_row, self._table.spans, found)
         if bad >= 0:
             document = int(documents[bad])
             raise ShardError(
@@ -92,126 +146,174 @@ class ShardSet:
             )
         return Spans(found[0], found[1])
 
-    def file_of(self, document: int) -> Path:
-        """The shard that a document is in."""
-        chunk = int(np.searchsorted(self._chunks.first_row, document, side="right")) - 1
-        return self.folder / self.manifest.shards[int(self._chunks.shard[chunk])].file
+    def part_of(self, document: int) -> int:
+        """The part that a document is in."""
+        return int(np.searchsorted(self.part_first, document, side="right")) - 1
+
+    def file_of(self, document: int) -> str:
+        """The file that a document is in, as messages say it."""
+        return self.catalog.name_of(self.catalog.parts[self.part_of(document)])
 
     def tokens(self, document: int) -> npt.NDArray[Any]:
         """A read-only view of one document's token ids."""
-        chunk = int(np.searchsorted(self._chunks.first_row, document, side="right")) - 1
-        row = document - int(self._chunks.first_row[chunk])
-        ids = self._batches[chunk].column("input_ids")[row].values
-        return np.asarray(ids.to_numpy(zero_copy_only=True))
+        chunk, row = self._chunk_of(document)
+        start, stop = chunk.offsets[row : row + 2].tolist()
+        ids = chunk.ids[start:stop]
+        ids.flags.writeable = False
+        return ids
 
     def doc_id(self, document: int) -> str:
-        """The name that the input gave to a document."""
-        chunk = int(np.searchsorted(self._chunks.first_row, document, side="right")) - 1
-        row = document - int(self._chunks.first_row[chunk])
-        return str(self._batches[chunk].column("doc_id")[row].as_py())
+        """The name that the input gave to a document; where there is none, its file and its number in it."""
+        chunk, row = self._chunk_of(document)
+        if chunk.columns is not None and "doc_id" in chunk.columns.schema.names:
+            return str(chunk.columns.column("doc_id")[row].as_py())
+        part = self.part_of(document)
+        return f"{self.catalog.parts[part].file}:{document - int(self.part_first[part])}"
 
     def source_codes(self) -> npt.NDArray[np.uint16]:
-        """The source of each document, as a place in the manifest's list. Raises ShardError for a file whose column is
-        of another type (a dictionary, say, whose codes mean something else in each chunk), or has other codes."""
-        known, parts = len(self.manifest.sources), [np.zeros(0, np.uint16)]
-        for number, batch in zip(self._chunks.shard.tolist(), self._batches, strict=True):
-            path = self.folder / self.manifest.shards[number].file
-            found = batch.schema.field("source").type if "source" in batch.schema.names else None
-            if found != pa.uint16():
-                raise ShardError(f"{path}: source is {found}: must be uint16")
-            codes = np.asarray(batch.column("source").to_numpy(zero_copy_only=False))
-            if codes.dtype != np.uint16 or int(codes.max()) >= known:  # nulls come as floats
-                raise ShardError(f"{path}: has a document whose source is none of the manifest's {known}")
-            parts.append(codes)
-        return np.concatenate(parts)
+        """The source of each document, as a place in `sources`. Raises ShardError for a file without them."""
+        if self.catalog.codes is not None:
+            return self.catalog.codes
+        found = np.zeros(len(self), np.uint16)
+        for number, part in enumerate(self.catalog.parts):
+            if number in self._bad or not part.rows:
+                continue
+            self._open_parts([number])
+            where = self.catalog.name_of(part)
+            codes = [source_codes(chunk.columns, len(self.sources), where) for chunk in self._open[number]]
+            found[self.part_first[number] : self.part_first[number + 1]] = np.concatenate(codes)
+        return found
 
     def check_checksums(self) -> None:
-        """Read every file of the set. Raises ShardError for the first whose bytes are not those the manifest knows."""
-        for entry in (*self.manifest.shards, self.manifest.lengths):
-            if checksum(self.folder / entry.file) != entry.xxh3:
-                raise ShardError(f"{self.folder / entry.file}: is damaged: its checksum differs from the manifest's")
+        """Read every file of the set. Raises ShardError for the first whose bytes are not those the manifest knows,
+        unless it is to be left out; ValueError for a format without checksums."""
+        if self.catalog.format != "seqmesh":
+            raise ValueError(f"verify is true: {self.catalog.location} is {self.catalog.format}: it has no checksums")
+        if self._set.in_place is None:
+            return  # fetched files are compared with theirs
+        paths = {n: self._set.in_place(n)[0] for n in range(len(self.catalog.parts)) if n not in self._bad}
+        for number, why in check_checksums(self.catalog, paths).items():
+            self._leave_out(number, ShardError(f"{self.catalog.name_of(self.catalog.parts[number])}: {why}"))
+            self._open.pop(number, None)
+        self._table = self._tabled()
 
-    def _open_lengths(self) -> tuple[Int64Array, Int64Array]:
-        entry = self.manifest.lengths
-        table = open_arrow(self.folder / entry.file, entry).read_all()
-        columns = []
-        for name in ("length", "supervised"):
-            if name not in table.schema.names or table.schema.field(name).type != pa.int64():
-                raise ShardError(f"{self.folder / entry.file}: has no int64 column {name!r}")
-            columns.append(np.asarray(table[name].to_numpy(), np.int64))
-        if len(columns[0]) != entry.rows or int(columns[0].sum()) != entry.tokens:
-            raise ShardError(f"{self.folder / entry.file}: does not hold the rows and tokens the manifest gives")
-        return columns[0], columns[1]
+    # Parts that come and go.
 
-    def _open_shards(self) -> Chunks:
-        rows: list[tuple[int, int, int, int, int]] = []  # rows, offsets, values, size, shard
-        for number, entry in enumerate(self.manifest.shards):
-            reader = open_arrow(self.folder / entry.file, entry)
-            self._check_schema(reader.schema, self.folder / entry.file)
-            batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-            if sum(batch.num_rows for batch in batches) != entry.rows:
-                raise ShardError(f"{self.folder / entry.file}: does not hold the {entry.rows} rows the manifest gives")
-            for batch in batches:
-                if batch.num_rows:
-                    self._batches.append(batch)
-                    rows.append((batch.num_rows, *list_addresses(batch.column("input_ids")), number))
-        table = np.array(rows, np.int64).reshape(-1, 5)
-        first_row = np.concatenate([np.zeros(1, np.int64), np.cumsum(table[:, 0])])
-        return Chunks(first_row, *(np.ascontiguousarray(table[:, i]) for i in range(1, 5)))
+    @property
+    def store(self) -> Store | None:
+        """Where parts come from that are not read in their place."""
+        return self._store
 
-    def _open_spans(self) -> Int64Array | None:
-        """The table for `locate_spans`, None where no shard has spans."""
-        table = np.zeros((len(self._batches), 5), np.int64)
-        for row, batch, shard in zip(table, self._batches, self._chunks.shard, strict=True):
-            if "targets" in batch.schema.names:
-                row[:] = _span_addresses(batch.column("targets"), self.folder / self.manifest.shards[shard].file)
-        return table if table.any() else None
+    def ready(self, documents: Int64Array) -> bool:
+        """Whether these documents can be read at once. If not, they are asked for. Raises what `open` raises."""
+        if self._store is None:
+            return True
+        wanted = [number for number in self._parts_of(documents) if number not in self._open]
+        for number in wanted:
+            if failure := self._store.failure(number):
+                raise failure if isinstance(failure, LoaderError) else ShardError(str(failure)) from failure
+        missing = [number for number in wanted if self._store.path(number) is None]
+        if missing:
+            self._store.want([*missing, *self._ahead])
+        else:
+            self._open_parts(wanted)
+        return not missing
 
-    def _check_schema(self, schema: pa.Schema, path: Path) -> None:
-        expected = pa.large_list(pa.from_numpy_dtype(self.token_dtype))
-        found = schema.field("input_ids").type if "input_ids" in schema.names else None
-        if not (found and pa.types.is_large_list(found) and found.value_type == expected.value_type):
-            raise ShardError(f"{path}: input_ids is {found}: the manifest says {expected}")
-        if "targets" in schema.names and not is_span_type(schema.field("targets").type):
-            raise ShardError(f"{path}: targets is {schema.field('targets').type}: must be {SPAN_TYPE}")
+    def open(self, documents: Int64Array) -> None:
+        """Wait for the parts of these documents. Raises RemoteError or StoreError for one that can not be had,
+        LoaderTimeoutError for one that takes too long."""
+        if self._store is not None:
+            self._open_parts([n for n in self._parts_of(documents) if n not in self._open])
+
+    def expect(self, parts: Sequence[int]) -> None:
+        """These will be needed, in this order: they are fetched in the background, and others are let go of."""
+        if self._store is None:
+            return
+        self._ahead = list(parts)
+        self._store.want(self._ahead)
+        if gone := self._open.keys() - set(parts):
+            for number in gone:
+                del self._open[number]
+                self._store.let_go(number)
+            self._table = self._tabled()
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    def _parts_of(self, documents: Int64Array) -> list[int]:
+        found: list[int] = np.unique(np.searchsorted(self.part_first, documents, side="right") - 1).tolist()
+        return found
+
+    def _open_parts(self, numbers: Iterable[int]) -> None:
+        wanted = [number for number in numbers if number not in self._open]
+        if not wanted or self._store is None:
+            return
+        self._store.wait(wanted, WAIT_SECONDS)
+        for number in wanted:
+            path = self._store.path(number)
+            assert path is not None
+            self._open[number] = self._set.chunks(number, path, 0)
+        self._table = self._tabled()
+
+    def _open_or_refuse(self, number: int) -> None:
+        assert self._set.in_place is not None
+        if number in self._bad:
+            return
+        try:
+            self._open[number] = self._set.chunks(number, *self._set.in_place(number))
+        except ShardError as error:
+            self._leave_out(number, error)
+
+    def _leave_out(self, number: int, error: ShardError) -> None:
+        if self._reading.bad_shards == "refuse":
+            raise error
+        log.warning("left out: %s", error)
+        self._bad[number] = str(error)
+
+    def _chunk_of(self, document: int) -> tuple[Chunk, int]:
+        if not 0 <= document < len(self):
+            raise ValueError(f"document is {document}: the set has {len(self)}")
+        number = self.part_of(document)
+        if number in self._bad:
+            raise ShardError(f"document {document} is left out: {self._bad[number]}")
+        self.open(np.array([document]))
+        row = document - int(self.part_first[number])
+        for chunk in self._open[number]:
+            if row < chunk.rows:
+                return chunk, row
+            row -= chunk.rows
+        raise AssertionError("a part has the rows that its catalog says")
+
+    def _tabled(self) -> Table:
+        rows, spans = [], []
+        for number, chunks in sorted(self._open.items()):
+            first = int(self.part_first[number])
+            for chunk in chunks:
+                limit = min(self.vocab_size, chunk.limit)
+                rows.append(
+                    (
+                        first,
+                        chunk.rows,
+                        chunk.offsets.ctypes.data,
+                        chunk.ids.ctypes.data,
+                        len(chunk.ids),
+                        chunk.ids.itemsize,
+                        limit,
+                    )
+                )
+                spans.append(chunk.spans)
+                first += chunk.rows
+        c = np.ascontiguousarray(np.array(rows, np.int64).reshape(-1, 7).T)
+        return Table(c[0], c[1], c[2], c[3], c[4], c[5], c[6], np.array(spans, np.int64).reshape(-1, 5))
 
 
-def is_span_type(kind: pa.DataType) -> bool:
-    """Whether a column `targets` of this type can be read. The name of a list's items does not count."""
-    return bool(pa.types.is_large_list(kind) and kind.value_type == SPAN_TYPE.value_type)
-
-
-def open_arrow(path: Path, entry: FileEntry) -> pa.ipc.RecordBatchFileReader:
-    """Memory-map one Arrow IPC file of a set. Raises ShardError where it is missing, truncated or no Arrow file."""
-    if not path.is_file():
-        raise ShardError(f"{path}: is missing; the manifest lists it")
-    size = path.stat().st_size
-    if size != entry.bytes:
-        raise ShardError(f"{path}: has {size} bytes, the manifest says {entry.bytes}; copy or prepare it again")
-    try:
-        return pa.ipc.open_file(pa.memory_map(str(path)))
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ShardError(f"{path}: is not an Arrow file: {error}") from error
-
-
-def list_addresses(column: Any) -> tuple[int, int, int]:
-    """Addresses of a large_list column's offsets and values, and the number of values. Rows are read through offsets,
-    which is right for sliced columns too."""
-    offsets, values = column.buffers()[1], column.values
-    data = values.buffers()[1]
-    offset_address = offsets.address + column.offset * 8 if offsets else 0
-    value_address = data.address + values.offset * (values.type.bit_width // 8) if data else 0
-    return offset_address, value_address, len(values)
-
-
-def _span_addresses(column: Any, path: Path) -> tuple[int, int, int, int, int]:
-    """A record batch's row of the table for `locate_spans`."""
-    try:
-        column.validate()  # that buffers are as large as they must be
-    except pa.ArrowInvalid as error:
-        raise ShardError(f"{path}: the column targets is damaged: {error}") from error
-    valid = column.buffers()[0]
-    return (*list_addresses(column), valid.address if valid else 0, column.offset)
+def _store_of(opened: OpenSet, cache: Cache) -> Store:
+    keeps = [
+        Keep(name=opened.name(number), size=part.kept, make=partial(opened.bring, number))
+        for number, part in enumerate(opened.catalog.parts)
+    ]
+    return Store(cache.folder, cache.limit, keeps)
 
 
 @jit
@@ -219,23 +321,26 @@ def _locate(
     documents: Int64Array,
     lengths: Int64Array,
     first_row: Int64Array,
+    rows: Int64Array,
     offsets: Int64Array,
     values: Int64Array,
     size: Int64Array,
-    itemsize: int,
+    width: Int64Array,
+    limit: Int64Array,
     found: Int64Array,
 ) -> int:
-    """Fill `found` with addresses; returns the index of the first document whose offsets are wrong, or -1.
-
-    The check keeps a damaged shard from being read outside its memory.
-    """
+    """Fill `found` as `ShardSet.places` says; returns the index of the first document that no open chunk has, or whose
+    offsets are wrong, or -1. The check keeps a damaged shard from being read outside its memory."""
     for i in range(len(documents)):
         document = documents[i]
         chunk = np.searchsorted(first_row, document, side="right") - 1
         row = document - first_row[chunk]
-        rows = array_at(pointer(offsets[chunk]), (row + 2,), np.int64)
-        start, stop = rows[row], rows[row + 1]
+        if chunk < 0 or row >= rows[chunk]:
+            return i
+        place = array_at(pointer(offsets[chunk]), (row + 2,), np.int64)
+        start, stop = place[row], place[row + 1]
         if start < 0 or stop > size[chunk] or stop - start != lengths[document]:
             return i
-        found[i] = values[chunk] + start * itemsize
+        found[ADDRESS, i] = values[chunk] + start * width[chunk]
+        found[WIDTH, i], found[LIMIT, i] = width[chunk], limit[chunk]
     return -1

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from seqmesh.loader.catalog import ALL
 from seqmesh.loader.mixture import SHARES, Mixture
 from seqmesh.loader.settings import LoaderSettings, Overlong
 from seqmesh.packer.lengths import Int64Array
-
-ALL = "all"  # the name of the source that is the whole set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sources:
     """names [S]. Documents (rows of the set) of source s: documents[first[s]:first[s + 1]], ascending; int64. One
-    source alone has all documents, and needs no table of them: `documents` is empty."""
+    source alone that has all documents needs no table of them: `documents` is empty."""
 
     names: tuple[str, ...]
     first: Int64Array
@@ -39,16 +38,23 @@ class Sources:
         return self.documents[self.first[number] : self.first[number + 1]]
 
 
-def one_source(documents: int) -> Sources:
-    """So many documents, all alike."""
-    return Sources(names=(ALL,), first=np.array([0, documents], np.int64), documents=np.zeros(0, np.int64))
+def one_source(documents: int, usable: npt.NDArray[np.bool_] | None = None) -> Sources:
+    """So many documents, all alike; of these the usable ones [N], by default all."""
+    chosen = np.zeros(0, np.int64) if usable is None else np.flatnonzero(usable)
+    return Sources(
+        names=(ALL,), first=np.array([0, documents if usable is None else len(chosen)], np.int64), documents=chosen
+    )
 
 
-def sources_by_code(codes: npt.NDArray[np.uint16], names: Sequence[str]) -> Sources:
-    """From the source of each document [N], as a place in `names`."""
+def sources_by_code(
+    codes: npt.NDArray[np.uint16], names: Sequence[str], usable: npt.NDArray[np.bool_] | None = None
+) -> Sources:
+    """From the source of each document [N], as a place in `names`; of the usable documents [N], by default all."""
+    order = np.argsort(codes, kind="stable")
+    chosen = order if usable is None else order[usable[order]]
     first = np.zeros(len(names) + 1, np.int64)
-    np.cumsum(np.bincount(codes, minlength=len(names)), out=first[1:])
-    return Sources(names=tuple(names), first=first, documents=np.argsort(codes, kind="stable").astype(np.int64))
+    np.cumsum(np.bincount(codes[chosen], minlength=len(names)), out=first[1:])
+    return Sources(names=tuple(names), first=first, documents=chosen.astype(np.int64))
 
 
 def check_names(mixture: Mixture, names: Sequence[str], data: str) -> None:

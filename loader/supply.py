@@ -62,11 +62,12 @@ class Supply:
             ring.close()
 
     def _draft(self, reader: Reader) -> Draft | None:
-        """The reader's next batch, if there is one and credit for it."""
+        """The reader's next batch, if there is one, and credit for it, and its documents are here."""
         if reader.waiting is None:
             reader.waiting = self._feed.draft(reader.rank, reader.position)
             reader.ended = reader.waiting is None
-        return reader.waiting if reader.waiting and reader.may_send(reader.waiting.nbytes) else None
+        waiting = reader.waiting
+        return waiting if waiting and reader.may_send(waiting.nbytes) and waiting.is_ready else None
 
     def _shared(self, reader: Reader, behind: Iterable[int]) -> list[Any] | None:
         """The slot that another peer has had filled, or a new one. A batch for which there is no room though the rank

@@ -21,7 +21,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from seqmesh.loader.files import atomic_path, atomic_write
-from seqmesh.loader.manifest import Manifest
+from seqmesh.loader.manifest import read_manifest
 from seqmesh.loader.shards import ShardSet
 from seqmesh.packer.bins import LOOKAHEAD, METHODS, Bins, longest_piece, pack
 from seqmesh.packer.cost import MODEL_8B, attended_pairs
@@ -69,7 +69,7 @@ def run(
     shards = ShardSet(folder)
     check_lengths(shards, options, chosen)
     lengths = as_lengths(shards.lengths)
-    data = identity(folder, shards.manifest)
+    data = identity(folder, read_manifest(folder))
     results = []
     for method in chosen:
         with console.status(f"{method} ..."):
@@ -113,19 +113,12 @@ def check_lengths(shards: ShardSet, options: PackOptions, methods: Sequence[str]
     if options.overlong != "error" or set(methods) == {"concat"} or not len(over):
         return
     first = int(over[0])
-    file, row = place_of(shards.manifest, first)
+    row = first - int(shards.part_first[shards.part_of(first)])
     raise ValueError(
-        f"{shards.folder / file}, row {row} (document {first} of the set) has {shards.lengths[first]} tokens: more "
+        f"{shards.file_of(first)}, row {row} (document {first} of the set) has {shards.lengths[first]} tokens: more "
         f"than a bin holds, {longest} ({len(over)} such documents); choose --overlong split, truncate or drop, or a "
         "larger --capacity"
     )
-
-
-def place_of(manifest: Manifest, document: int) -> tuple[str, int]:
-    """The shard that holds a document, and its row there, counted from 0."""
-    ends = np.cumsum([shard.rows for shard in manifest.shards])
-    shard = int(np.searchsorted(ends, document, side="right"))
-    return manifest.shards[shard].file, document - int(ends[shard]) + manifest.shards[shard].rows
 
 
 def measure(

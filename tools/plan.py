@@ -18,6 +18,7 @@ from rich.console import Console
 
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.files import atomic_write
+from seqmesh.loader.manifest import read_manifest
 from seqmesh.loader.settings import LoaderSettings, make_settings
 from seqmesh.loader.stream import StreamState, draw
 from seqmesh.packer.lengths import Int64Array
@@ -59,7 +60,7 @@ def run(
         plan, found = plan_steps(feed, mesh, prices, range(first_step, first_step + steps))
     print_report(console, found)
     if json_path is not None:
-        atomic_write(json_path, to_json(identity(folder, feed.shards.manifest), found))
+        atomic_write(json_path, to_json(identity(folder, read_manifest(folder)), found))
     if plot is not None:
         atomic_write(plot, drawn(plan, found, mesh, prices, plot.suffix))
     print_written(console, json_path, plot)
@@ -94,12 +95,11 @@ def plan_steps(feed: Feed, mesh: Mesh, prices: Prices, numbers: range) -> tuple[
         results.append(measured(plan, mesh, prices, static_ring, state=state, milliseconds=milliseconds))
     if first is None:
         raise ValueError(_too_late(feed, numbers.start))
-    manifest = feed.shards.manifest
     return first, PlanReport(
         settings=feed.settings,
         cost=prices.cost,
-        documents=manifest.documents,
-        tokens=manifest.tokens,
+        documents=len(feed.shards),
+        tokens=int(feed.shards.lengths.sum()),
         static_ring=static_ring,
         ended=len(results) < len(numbers),
         results=tuple(results),

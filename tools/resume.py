@@ -77,6 +77,7 @@ def position_of(out: Path, marks: Sequence[Mark], say: Callable[[str], None]) ->
         finished=Finished(
             shards=tuple(mark.shard for mark in whole),
             lengths=tuple(lengths for lengths, _ in columns),
+            codes=tuple(codes for _, codes in columns),
             sources=sources,
         ),
         tally=_tally(last, columns, sources),

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from seqmesh.loader.chunks import SPAN_TYPE, is_span_type
 from seqmesh.loader.manifest import FileEntry, Manifest
-from seqmesh.loader.shards import SPAN_TYPE, is_span_type
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.tools.targets import all_labels, count_problems, list_offsets, offset_problems, target_problems
 
@@ -62,24 +62,32 @@ def column_problems(table: pa.Table, types: Types) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What the lengths index says of documents: their lengths, and how many labels of each are supervised."""
+    """What the lengths index says of documents: their lengths, how many labels of each are supervised, and the codes of
+    their sources, which sets of earlier versions have in the shards only."""
 
     lengths: Int64Array
     supervised: Int64Array
+    codes: npt.NDArray[np.uint16] | None
 
     def part(self, first: int, count: int) -> Index:
-        return Index(self.lengths[first : first + count], self.supervised[first : first + count])
+        chosen = slice(first, first + count)
+        codes = None if self.codes is None else self.codes[chosen]
+        return Index(self.lengths[chosen], self.supervised[chosen], codes)
 
 
 def index_of(table: pa.Table) -> Index:
     """The content of the lengths index."""
-    return Index(_joined(table, "length"), _joined(table, "supervised"))
+    has_codes = "source" in table.schema.names and table.schema.field("source").type == pa.uint16()
+    codes = _joined(table, "source") if has_codes else None
+    return Index(_joined(table, "length"), _joined(table, "supervised"), codes)
 
 
 def index_problems(table: pa.Table, entry: FileEntry) -> Iterator[str]:
     """What is wrong with the values of the lengths index."""
     index = index_of(table)
     lengths, supervised = index.lengths, index.supervised
+    if "source" in table.schema.names and index.codes is None:
+        yield f"the column source is {table.schema.field('source').type}, not uint16"
     yield from _count_problems(len(lengths), int(lengths.sum()), entry)
     if wrong := int((lengths < 1).sum()):
         yield f"{wrong:,} documents have no length"
@@ -102,7 +110,10 @@ def shard_problems(table: pa.Table, entry: FileEntry, manifest: Manifest, index:
         yield f"the lengths of {wrong:,} documents are not those of the lengths index"
         index = None
     yield from _supervised_problems(table, found, index)
-    if wrong := int((_joined(table, "source") >= len(manifest.sources)).sum()):
+    codes = _joined(table, "source")
+    if index is not None and index.codes is not None and (wrong := int((index.codes != codes).sum())):
+        yield f"the sources of {wrong:,} documents are not those of the lengths index"
+    if wrong := int((codes >= len(manifest.sources)).sum()):
         yield f"the source codes of {wrong:,} documents are not among the manifest's {len(manifest.sources):,} sources"
     try:
         table.column("doc_id").validate(full=True)

@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from seqmesh.loader.chunks import SPAN_TYPE
 from seqmesh.loader.files import atomic_path, checksum
 from seqmesh.loader.gather import Int32Array
 from seqmesh.loader.manifest import LENGTHS_NAME, MANIFEST_NAME, FileEntry, Manifest, token_dtype, write_manifest
-from seqmesh.loader.shards import SPAN_TYPE
 from seqmesh.packer.lengths import Int64Array, as_lengths
 from seqmesh.tools.targets import all_labels, flat_spans, supervised_in
 
@@ -44,10 +44,12 @@ def shard_name(index: int) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The shards of a set that is to be continued: their entries, their documents' lengths, the sources in order.
-    supervised: labels of each document that count, to be given where a shard has targets."""
+    codes: of each document's source. supervised: labels of each document that count, to be given where a shard has
+    targets."""
 
     shards: tuple[FileEntry, ...] = ()
     lengths: tuple[Int64Array, ...] = ()  # one array a shard
+    codes: tuple[npt.NDArray[np.uint16], ...] = ()  # as many
     supervised: tuple[Int64Array, ...] = ()  # as many, or none: all labels of all documents
     sources: tuple[str, ...] = ()
 
@@ -89,6 +91,7 @@ class ShardWriter:
         self._sources = {name: index for index, name in enumerate(finished.sources)}
         self._shards = list(finished.shards)
         self._lengths = list(finished.lengths)  # of every document so far, for the index
+        self._every_code = list(finished.codes)
         self._supervised = list(finished.supervised or map(all_labels, finished.lengths))
         self._documents = sum(map(len, finished.lengths))
         self._manifest: Manifest | None = None
@@ -160,7 +163,8 @@ class ShardWriter:
     def end_shard(self) -> FileEntry:
         """Write the documents that are pending as a shard, whether or not it is full."""
         sizes = _join(self._sizes, np.int64)
-        batch = _shard_batch(_join(self._ids, self._dtype), sizes, self._doc_ids, _join(self._codes, np.uint16))
+        codes = _join(self._codes, np.uint16)
+        batch = _shard_batch(_join(self._ids, self._dtype), sizes, self._doc_ids, codes)
         if any(spans is not None for spans in self._targets):
             column = pa.array(self._targets, SPAN_TYPE)
             batch = batch.append_column("targets", column)
@@ -169,6 +173,7 @@ class ShardWriter:
             self._supervised.append(all_labels(sizes))
         self._shards.append(_write(self._folder / shard_name(len(self._shards)), batch, int(sizes.sum())))
         self._lengths.append(sizes)
+        self._every_code.append(codes)
         self._start_shard()
         return self._shards[-1]
 
@@ -183,7 +188,8 @@ class ShardWriter:
             if self._sizes or not self._shards:  # a set without documents has one shard without rows
                 self.end_shard()
             sizes, supervised = _join(self._lengths, np.int64), _join(self._supervised, np.int64)
-            index = pa.record_batch([pa.array(sizes), pa.array(supervised)], names=["length", "supervised"])
+            columns = [pa.array(sizes), pa.array(supervised), pa.array(_join(self._every_code, np.uint16))]
+            index = pa.record_batch(columns, names=["length", "supervised", "source"])
             lengths = _write(self._folder / LENGTHS_NAME, index, int(sizes.sum()))
             counts = {**self.counts, "documents_out": lengths.rows, "tokens_out": lengths.tokens}
             self._manifest = Manifest(

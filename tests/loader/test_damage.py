@@ -105,15 +105,15 @@ def overwrite(path: Path, before: bytes, after: bytes) -> None:
 def damage_offsets(shards: ShardSet, document: int) -> str:
     row = sum(shards.file_of(other) == shards.file_of(document) for other in range(document))
     offsets = np.arange(row, row + 2) * TOKENS
-    overwrite(shards.file_of(document), offsets.tobytes(), np.array([offsets[0], 10**12]).tobytes())
+    overwrite(Path(shards.file_of(document)), offsets.tobytes(), np.array([offsets[0], 10**12]).tobytes())
     return f"the offsets of document {document} contradict"
 
 
 def damage_ids(shards: ShardSet, document: int) -> str:
     ids = shards.tokens(document).copy()
     spoilt = ids.copy()
-    spoilt[3] = shards.manifest.vocab_size
-    overwrite(shards.file_of(document), ids.tobytes(), spoilt.tobytes())
+    spoilt[3] = shards.vocab_size
+    overwrite(Path(shards.file_of(document)), ids.tobytes(), spoilt.tobytes())
     return f"document {document} "
 
 
@@ -131,7 +131,7 @@ def test_a_document_that_is_damaged_under_way_is_named_to_who_needs_it(
             client.subscribe(Position(feed.start))
         taken = [take(client, 5) for client in clients]
         words = damage(feed.shards, document)
-        with pytest.raises(LoaderError, match=rf"rank 0: .*{feed.shards.file_of(document).name}: .*{words}"):
+        with pytest.raises(LoaderError, match=rf"rank 0: .*{feed.shards.file_of(document)}: .*{words}"):
             while True:
                 taken[0] += take(clients[0], 1)
         assert taken[0] == every[0][:25]

@@ -352,8 +352,8 @@ def test_a_state_goes_on_under_other_weights_and_epochs_but_not_with_other_sourc
 
 def test_the_column_of_sources_is_read_from_every_shard(data: Path) -> None:
     shards = ShardSet(data)
-    assert len(shards.manifest.shards) > 2
-    names = [shards.manifest.sources[code] for code in shards.source_codes().tolist()]
+    assert len(shards.catalog.parts) > 2
+    names = [shards.sources[code] for code in shards.source_codes().tolist()]
     assert names == ["web", "code", "web", "web"] * 20
 
 

@@ -7,17 +7,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from seqmesh.loader.chunks import list_addresses
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.files import checksum
-from seqmesh.loader.manifest import FileEntry
-from seqmesh.loader.shards import ShardSet, list_addresses
+from seqmesh.loader.manifest import FileEntry, read_manifest
+from seqmesh.loader.shards import ShardSet
 from seqmesh.packer.lengths import Int64Array
 from tests.support import documents_of, make_set, rewrite_shard
 
 LENGTHS = [5, 1, 30, 7, 7, 2, 120, 1, 64]
 
 
-def read_at(address: int, count: int, dtype: str) -> list[int]:
+def read_at(address: int, count: int, dtype: Any) -> list[int]:
     found: list[int] = np.frombuffer(ctypes.string_at(address, count * np.dtype(dtype).itemsize), dtype).tolist()
     return found
 
@@ -26,13 +27,13 @@ def read_at(address: int, count: int, dtype: str) -> list[int]:
 def test_documents_are_found_by_address_and_by_number(tmp_path: Path, vocab: int) -> None:
     shards = ShardSet(make_set(tmp_path, LENGTHS, vocab=vocab, shard_tokens=40))
     expected = documents_of(LENGTHS, vocab=vocab)
-    assert len(shards.manifest.shards) > 2
+    assert len(shards.catalog.parts) > 2
     assert shards.lengths.tolist() == LENGTHS
     assert shards.supervised.tolist() == [n - 1 for n in LENGTHS]
     numbers: Int64Array = np.random.default_rng(0).permutation(len(LENGTHS))
-    for number, address in zip(numbers.tolist(), shards.addresses(numbers).tolist(), strict=True):
+    for number, address in zip(numbers.tolist(), shards.places(numbers)[0].tolist(), strict=True):
         assert shards.tokens(number).tolist() == expected[number].tolist()
-        assert read_at(address, LENGTHS[number], shards.manifest.token_dtype) == expected[number].tolist()
+        assert read_at(address, LENGTHS[number], shards.token_dtype) == expected[number].tolist()
         assert shards.doc_id(number) == str(number)
 
 
@@ -41,7 +42,7 @@ def test_a_shard_of_several_record_batches_is_read_without_joining_them(tmp_path
     whole = pa.ipc.open_file(str(tmp_path / "shard-00000.arrow")).get_batch(0)
     rewrite_shard(tmp_path, "shard-00000.arrow", [whole.slice(0, 4), whole.slice(4, 0), whole.slice(4)])
     shards = ShardSet(tmp_path)
-    addresses = shards.addresses(np.arange(len(LENGTHS)))
+    addresses = shards.places(np.arange(len(LENGTHS)))[0]
     for number, document in enumerate(documents_of(LENGTHS)):
         assert read_at(int(addresses[number]), len(document), "uint16") == document.tolist()
 
@@ -86,9 +87,9 @@ def test_offsets_that_contradict_the_lengths_are_refused_before_memory_is_read(t
     columns = [broken, batch.column("doc_id"), batch.column("source")]
     rewrite_shard(tmp_path, "shard-00000.arrow", [pa.RecordBatch.from_arrays(columns, schema=batch.schema)])
     shards = ShardSet(tmp_path)
-    assert len(shards.addresses(np.array([0, 1, 5]))) == 3
+    assert shards.places(np.array([0, 1, 5])).shape == (3, 3)
     with pytest.raises(ShardError, match=r"shard-00000.arrow: the offsets of document 2 contradict"):
-        shards.addresses(np.array([0, 2]))
+        shards.places(np.array([0, 2]))
 
 
 @pytest.mark.parametrize(
@@ -127,6 +128,6 @@ def test_a_set_without_documents_opens(tmp_path: Path) -> None:
 
 
 def test_checksums_in_the_manifest_are_those_of_the_files(tmp_path: Path) -> None:
-    shards = ShardSet(make_set(tmp_path, LENGTHS, shard_tokens=40))
-    entries: list[FileEntry] = [*shards.manifest.shards, shards.manifest.lengths]
+    manifest = read_manifest(make_set(tmp_path, LENGTHS, shard_tokens=40))
+    entries: list[FileEntry] = [*manifest.shards, manifest.lengths]
     assert all(checksum(tmp_path / entry.file) == entry.xxh3 for entry in entries)

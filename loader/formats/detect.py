@@ -1,0 +1,131 @@
+"""Which format a set is in, and one way to open it whatever that is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from seqmesh.loader.cache import Cache
+from seqmesh.loader.catalog import Catalog, Chunk, Reading
+from seqmesh.loader.formats import huggingface, megatron, parquet, scanned, seqmesh
+from seqmesh.loader.formats.scanned import Files
+from seqmesh.loader.location import Location
+from seqmesh.loader.manifest import MANIFEST_NAME
+
+FORMATS = "a shard set, Parquet files, a Hugging Face saved dataset, Megatron .bin and .idx"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSet:
+    """A set, and how its parts are read, by number. in_place: where a part lies on this machine, and from which byte
+    on; None where it must be brought first. bring: makes a copy of it at a path, whole or not at all; its name in the
+    cache is `name`. chunks: its documents, from a path and the byte where they begin."""
+
+    catalog: Catalog
+    in_place: Callable[[int], tuple[Path, int]] | None
+    name: Callable[[int], str]
+    bring: Callable[[int, Path], None]
+    chunks: Callable[[int, Path, int], list[Chunk]]
+
+
+def open_set(data: str, reading: Reading, cache: Cache) -> OpenSet:
+    """Raises FileNotFoundError where there is no set, ValueError where something must be said that the format does not
+    say, ShardError for an unfit file."""
+    location, files = _files(Location(data))
+    if MANIFEST_NAME in files:
+        return _shard_set(seqmesh.catalog(location, reading, cache))
+    if huggingface.SPLITS_NAME in files:
+        raise ValueError(f"{location} holds several splits: name the folder of one of them")
+    kind = _kind_of(files)
+    if kind is None:
+        raise FileNotFoundError(
+            f"{data} is not a finished shard set: it has no {MANIFEST_NAME}; nor is it any other of {FORMATS}"
+        )
+    if reading.vocab_size is None:
+        raise ValueError(f"vocab_size is missing: {data} holds {kind}, which does not say it")
+    if kind == "Megatron datasets":
+        return _megatron(megatron.catalog(location, megatron.pairs(files), files, reading))
+    found = (parquet if kind == "Parquet files" else huggingface).files_of(location, files, reading)
+    return _scanned(found, reading, cache)
+
+
+def _files(location: Location) -> tuple[Location, dict[str, int]]:
+    """The folder, and the files in it that are meant: all, one Parquet file, or those of the Megatron dataset NAME, for
+    which NAME.bin and NAME.idx are good names, too."""
+    try:
+        found = location.files()
+    except (FileNotFoundError, NotADirectoryError):
+        found = {}
+    if found and set(found) != {location.name}:  # object stores list a file as the only one of itself
+        return location, found
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
+        folder, name = location.parent, location.name
+        beside = folder.files()
+        stem = name[:-4] if name.endswith((".bin", ".idx")) else name
+        chosen = (name,) if name.endswith(parquet.ENDING) else (f"{stem}.idx", f"{stem}.bin")
+        if all(each in beside for each in chosen):
+            return folder, {each: beside[each] for each in chosen}
+    return location, {}
+
+
+def _kind_of(files: dict[str, int]) -> str | None:
+    if huggingface.STATE_NAME in files:
+        return "a Hugging Face dataset"
+    if any(name.endswith(parquet.ENDING) for name in files):
+        return "Parquet files"
+    return "Megatron datasets" if megatron.pairs(files) else None
+
+
+def _shard_set(catalog: Catalog) -> OpenSet:
+    location = catalog.location
+
+    def bring(number: int, target: Path) -> None:
+        part = catalog.parts[number]
+        location.fetch(part.file, target, size=part.size, xxh3=part.xxh3)
+
+    return OpenSet(
+        catalog=catalog,
+        in_place=_files_in_place(catalog),
+        name=lambda number: f"{catalog.parts[number].xxh3}.arrow",
+        bring=bring,
+        chunks=lambda number, path, _start: seqmesh.chunks(path, number, catalog),
+    )
+
+
+def _megatron(catalog: Catalog) -> OpenSet:
+    location = catalog.location
+
+    def bring(number: int, target: Path) -> None:
+        part = catalog.parts[number]
+        location.fetch(part.file, target, start=part.start, size=part.size)
+
+    return OpenSet(
+        catalog=catalog,
+        in_place=_files_in_place(catalog),
+        name=lambda number: f"{catalog.fingerprint}-{number:06d}.bin",
+        bring=bring,
+        chunks=lambda number, path, start: megatron.chunks(path, number, catalog, start),
+    )
+
+
+def _scanned(files: Files, reading: Reading, cache: Cache) -> OpenSet:
+    catalog = scanned.catalog(files, reading, cache)
+    bring = files.bring or files.location.fetch
+    key = scanned.cache_key(files, reading)
+    return OpenSet(
+        catalog=catalog,
+        in_place=_files_in_place(catalog) if files.bring is None else None,
+        name=partial(scanned.local_name, key),
+        bring=lambda number, target: bring(catalog.parts[number].file, target),
+        chunks=lambda number, path, _start: files.opened(path, catalog.name_of(catalog.parts[number])),
+    )
+
+
+def _files_in_place(catalog: Catalog) -> Callable[[int], tuple[Path, int]] | None:
+    if not catalog.location.is_local:
+        return None
+    folder = catalog.location.path
+    return lambda number: (folder / catalog.parts[number].file, catalog.parts[number].start)

@@ -1,0 +1,156 @@
+"""Data at a URL gives the batches of the same data on the disk: whatever the storage, format, and state of the link."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from seqmesh.loader.batch import batch_digest
+from seqmesh.loader.cache import Cache
+from seqmesh.loader.client import Client
+from seqmesh.loader.copies import FOLDER
+from seqmesh.loader.errors import LoaderError, RemoteError, ShardError
+from seqmesh.loader.feed import Feed, Position
+from seqmesh.loader.order import ServeOptions
+from seqmesh.loader.process import LoaderProcess
+from seqmesh.loader.settings import LoaderSettings
+from tests.formats import write_all
+from tests.serving import SECONDS, served_here
+from tests.storage import BUCKET, link_to, s3_server, s3_settings
+from tests.support import VOCAB, documents_of, long_tail, settings_for, walk
+
+DOCUMENTS = documents_of(long_tail(60, 120))
+CHANGES = {"vocab_size": VOCAB, "max_document": 120, "capacity": 120}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_all(tmp_path_factory.mktemp("formats"), DOCUMENTS, vocab=VOCAB)
+
+
+def settings_at(url: str | Path, **changes: Any) -> LoaderSettings:
+    return settings_for(Path(), **CHANGES | changes | {"data": str(url)})
+
+
+def digests(settings: LoaderSettings, cache: Cache) -> list[str]:
+    feed = Feed(settings, cache=cache)
+    try:
+        return [batch_digest(batch) for _, batch in walk(feed, 0)]
+    finally:
+        feed.shards.close()
+
+
+def uploaded(places: dict[str, Path], system: Any, root: str) -> dict[str, str]:
+    """The same data in a storage: its place there by format."""
+    found = {}
+    for name, place in places.items():
+        folder = place.parent if name == "megatron" else place
+        for file in folder.iterdir():
+            system.pipe_file(f"{root}/{name}/{file.name}", file.read_bytes())
+        found[name] = f"{root}/{name}/{place.name}" if name == "megatron" else f"{root}/{name}"
+    return found
+
+
+@pytest.fixture
+def memory(places: dict[str, Path]) -> Iterator[dict[str, str]]:
+    system = fsspec.filesystem("memory")
+    yield {name: f"memory:/{path}" for name, path in uploaded(places, system, "/sets").items()}
+    system.rm("/sets", recursive=True)
+
+
+def test_all_formats_in_memory_and_at_file_urls(
+    places: dict[str, Path], memory: dict[str, str], tmp_path: Path
+) -> None:
+    expected = digests(settings_at(places["seqmesh"]), Cache(folder=tmp_path))
+    for name, url in memory.items():
+        cache = Cache(folder=tmp_path / name)
+        assert digests(settings_at(url), cache) == expected, name
+        assert digests(settings_at(url), cache) == expected, name  # from the copies
+        assert digests(settings_at(f"file://{places[name]}"), cache) == expected, name
+
+
+def test_what_is_not_there_is_said(memory: dict[str, str], tmp_path: Path) -> None:
+    cache = Cache(folder=tmp_path)
+    with pytest.raises(FileNotFoundError, match="memory://sets/nothing is not a finished shard set"):
+        Feed(settings_at("memory://sets/nothing"), cache=cache)
+    fsspec.filesystem("memory").rm("/sets/seqmesh/shard-00001.arrow")
+    feed = Feed(settings_at(memory["seqmesh"]), cache=cache)
+    with pytest.raises((ShardError, FileNotFoundError), match=r"shard-00001.arrow"):
+        list(walk(feed, 0))
+    feed.shards.close()
+
+
+def test_a_damaged_object_is_found_by_its_checksum(memory: dict[str, str], tmp_path: Path) -> None:
+    system = fsspec.filesystem("memory")
+    data = system.cat_file("/sets/seqmesh/shard-00001.arrow")
+    system.pipe_file("/sets/seqmesh/shard-00001.arrow", data[:700] + bytes([data[700] ^ 1]) + data[701:])
+    feed = Feed(settings_at(memory["seqmesh"]), cache=Cache(folder=tmp_path))
+    with pytest.raises(RemoteError, match=r"shard-00001.arrow: its checksum was twice another"):
+        list(walk(feed, 0))
+    feed.shards.close()
+
+
+def test_a_cache_that_is_too_small_is_refused_at_start(memory: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cache"):
+        Feed(settings_at(memory["seqmesh"]), cache=Cache(folder=tmp_path, limit=10_000))
+
+
+def test_ranks_are_heard_while_parts_are_fetched_and_told_what_can_not_be(
+    memory: dict[str, str], tmp_path: Path
+) -> None:
+    settings = settings_at(memory["seqmesh"], ranks=2)
+    expected = [[batch_digest(batch) for _, batch in walk(Feed(settings), rank)] for rank in range(2)]
+    endpoint = f"ipc://{tmp_path}/loader"
+    with served_here(settings, endpoint):
+        client = Client(endpoint, rank=1, credit=1 << 20, timeout=SECONDS)
+        client.subscribe(Position(Feed(settings).start))
+        taken = []
+        while (delivery := client.next()) is not None:
+            taken.append(batch_digest(delivery.batch))
+            del delivery
+        assert taken == expected[1]
+        client.close()
+
+
+def test_an_object_store_over_a_link_that_is_cut(places: dict[str, Path], tmp_path: Path) -> None:
+    expected = {rank: inline(settings_at(places["seqmesh"], ranks=2), rank) for rank in range(2)}
+    with s3_server() as server, link_to(server) as link, s3_settings(server) as _:
+        system = fsspec.filesystem("s3", skip_instance_cache=True)
+        system.mkdir(BUCKET)
+        urls = uploaded(places, system, BUCKET)
+        with s3_settings(link.port) as environment, pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            for number, name in enumerate(("seqmesh", "parquet", "megatron")):
+                link.cuts, link.limit = 4, 300 + 700 * number
+                options = ServeOptions(cache=str(tmp_path / name))
+                with LoaderProcess(settings_at(f"s3://{urls[name]}", ranks=2), options=options) as process:
+                    for rank in range(2):
+                        assert read(process.endpoint, rank) == expected[rank], name
+            assert link.was_cut >= 6
+
+
+def inline(settings: LoaderSettings, rank: int) -> list[str]:
+    return [batch_digest(batch) for _, batch in walk(Feed(settings), rank)]
+
+
+def read(endpoint: str, rank: int) -> list[str]:
+    client = Client(endpoint, rank=rank, credit=1 << 20, timeout=60)
+    state = client.welcome().state
+    from seqmesh.loader.state import StreamState
+
+    client.subscribe(Position(StreamState.from_dict(state)))
+    found = []
+    while (delivery := client.next()) is not None:
+        found.append(batch_digest(delivery.batch))
+        del delivery
+    client.close()
+    return found
+
+
+def test_copies_lie_in_the_folder_that_was_named(memory: dict[str, str], tmp_path: Path) -> None:
+    digests(settings_at(memory["seqmesh"]), Cache(folder=tmp_path))
+    names = [path.name for path in (tmp_path / FOLDER).iterdir() if path.suffix == ".arrow"]
+    assert len(names) >= 2 and isinstance(LoaderError(), RuntimeError)
