@@ -12,10 +12,11 @@ from typing import get_args
 
 import numpy as np
 
+from seqmesh.packer.blocks import item_at, window_at
 from seqmesh.packer.jit import jit
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.overlong import Policy
-from seqmesh.packer.permute import permute
+from seqmesh.packer.permute import permute_inside
 
 POLICIES = get_args(Policy)
 TRUNCATE, SPLIT, DROP = 1, 2, 3  # places in POLICIES
@@ -23,20 +24,55 @@ SINCE, SHARE = 5, 6  # places in a cursor
 
 
 @jit
-def document_at(position: int, size: int, documents: Int64Array, key: int) -> int:
+def stretch_at(position: int, size: int, key: int, blocks: Int64Array) -> tuple[int, int, int]:
+    """The positions around one, of a source of `size` documents, that are shuffled among themselves: the first, where
+    they end, and their key; −1: they are in order, as everything is with a key of −1. blocks: a table of
+    `packer.blocks` for a shuffle by blocks; without rows, the shuffle is global."""
+    return window_at(position, key, blocks) if len(blocks) else (0, size, key)
+
+
+@jit
+def place_at(position: int, start: int, stop: int, key: int, blocks: Int64Array, by_blocks: bool) -> int:
+    """Which of the source's documents comes at a position of a stretch that is shuffled. by_blocks: that there are any;
+    a loop asks once."""
+    place = permute_inside(position, start, stop, key)
+    if by_blocks:
+        place = item_at(place, blocks)
+    return place
+
+
+@jit
+def document_at(position: int, size: int, documents: Int64Array, key: int, blocks: Int64Array) -> int:
     """The document (row of the set) at a position of a source of `size` documents, which are `documents`, or all of the
-    set where that is empty. A key of -1 keeps them in order."""
-    place = permute(position, size, key) if key >= 0 else position
+    set where that is empty. key, blocks: see `stretch_at`."""
+    start, stop, key = stretch_at(position, size, key, blocks)
+    place = place_at(position, start, stop, key, blocks, len(blocks) > 0) if key >= 0 else position
     return documents[place] if len(documents) else place
 
 
 @jit
+def documents_at(positions: Int64Array, size: int, documents: Int64Array, key: int, blocks: Int64Array) -> Int64Array:
+    """`document_at` for each of these."""
+    found = np.empty_like(positions)
+    for i in range(len(positions)):
+        found[i] = document_at(positions[i], size, documents, key, blocks)
+    return found
+
+
+@jit
 def look(
-    cursor: Int64Array, lengths: Int64Array, size: int, documents: Int64Array, key: int, longest: int, policy: int
+    cursor: Int64Array,
+    lengths: Int64Array,
+    size: int,
+    documents: Int64Array,
+    key: int,
+    blocks: Int64Array,
+    longest: int,
+    policy: int,
 ) -> tuple[int, int]:
     """Document and length of the piece that comes next, past documents that are dropped; (−1, 0) at the epoch's end."""
     while cursor[0] < size:
-        document = document_at(cursor[0], size, documents, key)
+        document = document_at(cursor[0], size, documents, key, blocks)
         remaining = lengths[document] - cursor[1]
         if policy != DROP or remaining <= longest:
             return document, min(remaining, longest)

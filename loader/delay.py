@@ -11,37 +11,41 @@ from __future__ import annotations
 
 import numpy as np
 
-from seqmesh.loader.cursor import add_row, document_at, look, move_on
+from seqmesh.loader.cursor import add_row, documents_at, look, move_on
 from seqmesh.loader.settings import Delay
 from seqmesh.packer.jit import jit
 from seqmesh.packer.lengths import Int64Array
 
 LEVEL, POSITION, OFFSET, DOCUMENT, LENGTH = range(5)  # columns of the queue, which is one table for all levels
-ALL = np.zeros(0, np.int64)  # for a source that is the whole set
 
 
 def take_delayed(
     cursor: Int64Array,
     waiting: tuple[int, ...],
     lengths: Int64Array,
+    size: int,
+    documents: Int64Array,
     key: int,
+    blocks: Int64Array,
     budget: int,
     longest: int,
     policy: int,
     delay: Delay,
 ) -> tuple[Int64Array, tuple[int, ...]]:
-    """Rows (document, offset, length, 0) of the next global batch, and what waits after it; moves the cursor. Raises
-    ValueError where other places wait than these settings hold back."""
+    """Rows (document, offset, length, 0) of the next global batch, and what waits after it; moves the cursor. size,
+    documents, key, blocks: of the one source, see `cursor.document_at`. Raises ValueError where other places wait than
+    these settings hold back."""
     thresholds = np.array(delay.thresholds, np.int64)
     queue = np.empty((max((len(thresholds) + 1) * delay.release, len(waiting) // 2), 5), np.int64)
     held = queue[: len(waiting) // 2]
     held[:, POSITION : OFFSET + 1] = np.array(waiting, np.int64).reshape(-1, 2)
-    held[:, DOCUMENT] = [document_at(position, len(lengths), ALL, key) for position in held[:, POSITION].tolist()]
+    order = size, documents, key, blocks
+    held[:, DOCUMENT] = documents_at(np.ascontiguousarray(held[:, POSITION]), *order)
     held[:, LENGTH] = np.minimum(lengths[held[:, DOCUMENT]] - held[:, OFFSET], longest)
     held[:, LEVEL] = np.searchsorted(thresholds, held[:, LENGTH], side="right") - 1
     if (held[:, LEVEL] < 0).any() or (np.bincount(held[:, LEVEL]) // delay.release).sum() > 1:
         raise ValueError(f"{len(held)} documents wait in the state: not as delay, {delay}, holds them back")
-    rows, left = _take(cursor, queue, len(held), lengths, key, budget, longest, policy, thresholds, delay.release)
+    rows, left = _take(cursor, queue, len(held), lengths, *order, budget, longest, policy, thresholds, delay.release)
     return rows, tuple(queue[:left, POSITION : OFFSET + 1].ravel().tolist())
 
 
@@ -51,7 +55,10 @@ def _take(
     queue: Int64Array,
     held: int,
     lengths: Int64Array,
+    size: int,
+    documents: Int64Array,
     key: int,
+    blocks: Int64Array,
     budget: int,
     longest: int,
     policy: int,
@@ -69,7 +76,7 @@ def _take(
             rows, count, held, budget = _release(rows, count, queue, held, due, release, cursor, budget)
             sizes[due] -= release
             continue
-        document, length = look(cursor, lengths, len(lengths), ALL, key, longest, policy)
+        document, length = look(cursor, lengths, size, documents, key, blocks, longest, policy)
         if document < 0:
             if due < 0:
                 rows, count, held, budget = _release(rows, count, queue, held, -1, held, cursor, budget)

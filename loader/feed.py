@@ -11,11 +11,12 @@ import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
 
+from seqmesh.loader.ahead import needed_at_once, upcoming
 from seqmesh.loader.batch import NumpyBatch, Outline, fill, outline, write
 from seqmesh.loader.cache import Cache
 from seqmesh.loader.counters import Counters
@@ -33,6 +34,7 @@ from seqmesh.packer.lengths import Int64Array
 
 REMEMBERED_STEPS = 4
 REMEMBERED_WINDOWS = 2
+EXPECT_SECONDS = 0.25  # between two looks at which parts of a set will be needed
 
 log = logging.getLogger("seqmesh.loader")
 
@@ -104,11 +106,13 @@ class Feed:
         lengths = self.shards.lengths
         mixed = settings.mixture is not None
         self.sources = (
-            sources_by_code(self.shards.source_codes(), self.shards.sources, self.shards.usable)
+            sources_by_code(self.shards.source_codes(), self.shards.sources, self.shards.part_first, self.shards.usable)
             if mixed
-            else one_source(len(lengths), self.shards.usable)
+            else one_source(len(lengths), self.shards.part_first, self.shards.usable)
         )
         check_documents(lengths, settings, self.sources)
+        self._check_room()
+        self._expected = 0.0  # when it was last said which parts will be needed
         self._steps: OrderedDict[StreamState, Step | None] = OrderedDict()
 
         @lru_cache(maxsize=REMEMBERED_WINDOWS)
@@ -116,6 +120,28 @@ class Feed:
             return plan_window(begun, lengths, settings, self.sources)
 
         self._window_at = window_at
+
+    def _check_room(self) -> None:
+        """Raises ValueError where parts of the set would have to be fetched again and again."""
+        if self.shards.arrivals is None:
+            return
+        limit = self.shards.arrivals.store.limit
+        kept = np.array([part.kept for part in self.shards.catalog.parts], np.int64)
+        needed = needed_at_once(self.settings, self.sources, kept)
+        if needed > limit:
+            raise ValueError(
+                f"cache_bytes is {limit}: {self.settings.data} needs {needed} for copies of what is read at a "
+                "time; raise it, or shuffle fewer files at a time (shuffle: {window: N})"
+            )
+
+    def _expect(self, state: StreamState) -> None:
+        """Say which parts will be needed from a state on, now and then: it costs as much as drawing a step."""
+        if (arrivals := self.shards.arrivals) is None:
+            return
+        arrivals.forecast = partial(upcoming, state, self.shards.lengths, self.settings, self.sources)
+        if time.monotonic() - self._expected >= EXPECT_SECONDS:
+            arrivals.expect(arrivals.forecast())
+            self._expected = time.monotonic()
 
     def _learned(self, drawn: Draw) -> Int64Array:
         return supervised_counts(self.shards, drawn.document, drawn.offset, drawn.length)
@@ -173,6 +199,7 @@ class Feed:
         step = self.step(position.state)
         if step is None:
             return None
+        self._expect(position.state)
         waves = max(int(step.plan.waves[rank]), 1)
         if position.wave >= waves:
             raise ValueError(f"wave is {position.wave}: rank {rank} has {waves} in step {position.state.step}")

@@ -66,7 +66,9 @@ class Service:
         self.counters = feed.counters
         self._supply = Supply(feed, poison=poison)
         self._steps = StepCounter(feed)
-        self._store = feed.shards.store  # whence parts arrive that ranks wait for
+        self._store = (
+            feed.shards.arrivals.store if feed.shards.arrivals else None
+        )  # whence parts arrive that ranks wait for
         self._readers: dict[bytes, Reader] = {}
         self._left: list[Reader] = []  # served no longer, but their processes may still look at slots
         self._poller = zmq.Poller()

@@ -67,6 +67,20 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """A shuffle for data whose files are fetched one after the other: files come in a new random order in each epoch,
+    and the documents of `window` files at a time are mixed. Each file is needed during one stretch of an epoch only."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    window: int = 16
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.window <= MAX_SETTING:
+            raise ValueError(f"shuffle.window is {self.window}: must be at least 1, and at most {MAX_SETTING}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
     """data: folder or URL of a shard set, or of data in another format, see `formats.detect`. column, vocab_size and
     bad_shards: how that is read, see `catalog.Reading`. verify: compare all checksums at the start. capacity: most
@@ -75,9 +89,10 @@ class LoaderSettings:
     and tokens_per_step; one over the capacity is spread over ranks. `overlong` says what happens to longer ones (error:
     refuse at start; truncate: keep the beginning; split: pieces of max_document tokens become documents of their own;
     drop: leave out). epochs: passes over the data, None for no end. seed and shuffle: the order of documents, a new
-    global shuffle for each epoch; without a seed, whoever starts the loader draws one. mixture: the parts of the set's
-    sources, None for one shuffle of everything. delay: long documents are held back until several come together, None
-    for none. cost: what ranks are balanced by, None for tokens alone.
+    one for each epoch: True for a global shuffle, `Blocks` for a few files at a time, False for the order of the set;
+    without a seed, whoever starts the loader draws one. mixture: the parts of the set's sources, None for one shuffle
+    of everything. delay: long documents are held back until several come together, None for none. cost: what ranks are
+    balanced by, None for tokens alone.
 
     batching `tokens`: a global batch is of at most `tokens_per_step` tokens. `rows`: of `rows_per_step` rows of at most
     `capacity` tokens, packed from a window of so many documents, 65,536 by default; ranks get equally many. tail: what
@@ -101,7 +116,7 @@ class LoaderSettings:
     overlong: Overlong = "error"
     epochs: int | None = None
     seed: int | None = None
-    shuffle: bool = True
+    shuffle: bool | Blocks = True
     mixture: Mixture | None = None
     delay: Delay | None = None
     cost: CostModel | None = None
@@ -222,7 +237,7 @@ class LoaderSettings:
             "tokens_per_step": self.tokens_per_step,
             "max_document": self.longest,
             "overlong": self.overlong,
-            "shuffle": self.shuffle,
+            "shuffle": {"window": self.shuffle.window} if isinstance(self.shuffle, Blocks) else self.shuffle,
             "sources": self.mixture and {n: o.overlong or self.overlong for n, o in self.mixture.sources.items()},
             "delay": self.delay and {"thresholds": list(self.delay.thresholds), "release": self.delay.release},
             **self._order_of_rows(),

@@ -1,34 +1,30 @@
 """`ShardSet`: the documents of a set, whatever its format. Lengths of all of them at once; tokens by address.
 
 Files on this machine are memory-mapped at the start: each must be there, with its size and the right columns; no token
-is read, no checksum computed. What must be fetched or decoded first comes through a `Store`, part by part, and stays
-mapped as long as it is expected to be needed. Chunks (record batches) are never joined.
+is read, no checksum computed. What must be fetched or decoded first comes part by part, see `arrivals`. Chunks (record
+batches) are never joined.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from seqmesh.loader.arrivals import Arrivals
 from seqmesh.loader.cache import Cache
 from seqmesh.loader.catalog import Catalog, Chunk, Reading
-from seqmesh.loader.errors import LoaderError, ShardError
+from seqmesh.loader.errors import ShardError
 from seqmesh.loader.formats.detect import OpenSet, open_set
 from seqmesh.loader.formats.seqmesh import check_checksums, source_codes
 from seqmesh.loader.gather import ADDRESS, LIMIT, WIDTH
 from seqmesh.loader.spans import Spans, locate_spans
-from seqmesh.loader.store import Keep, Store
 from seqmesh.packer.jit import array_at, jit, pointer
 from seqmesh.packer.lengths import Int64Array
-
-WAIT_SECONDS = 120.0  # for a part that is needed now; fetching gives up earlier where nothing comes
 
 log = logging.getLogger("seqmesh.loader")
 
@@ -53,10 +49,10 @@ class Table:
 
 
 class ShardSet:
-    """Documents by number (0 to `len` − 1). Addresses are good until parts are opened or let go of the next time.
+    """Documents by number (0 to `len` − 1). Addresses are good until something else is asked for.
 
-    lengths, supervised [N], sources, vocab_size, fingerprint: see `Catalog`. usable [N]: documents of parts that can be
-    read; None: all.
+    lengths, supervised [N], sources, vocab_size, part_first [P + 1]: see `Catalog`. arrivals: parts that are not read
+    in their place; None where all are.
     """
 
     def __init__(self, data: Path | str, *, reading: Reading | None = None, cache: Cache | None = None) -> None:
@@ -73,15 +69,11 @@ class ShardSet:
         self._bad = dict(self.catalog.bad)
         for why in self._bad.values():
             log.warning("left out: %s", why)
-        self._open: dict[int, list[Chunk]] = {}
-        self._store: Store | None = None
-        self._ahead: list[int] = []  # parts that are expected to be needed
-        if self._set.in_place is None:
-            self._store = _store_of(self._set, cache)
-        else:
-            for number in range(len(self.catalog.parts)):
-                self._open_or_refuse(number)
-        self._table = self._tabled()
+        self.arrivals = Arrivals(self._set, cache) if self._set.in_place is None else None
+        self._chunks: dict[int, list[Chunk]] = self.arrivals.chunks if self.arrivals else {}
+        for number in range(len(self.catalog.parts) if self._set.in_place else 0):
+            self._open_or_refuse(number)
+        self._changes, self._table = 0, self._tabled()
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -110,15 +102,14 @@ class ShardSet:
     @property
     def token_dtype(self) -> np.dtype[Any]:
         """Of the ids of an open part."""
-        return next((chunks[0].ids.dtype for chunks in self._open.values() if chunks), np.dtype(np.uint32))
+        return next((chunks[0].ids.dtype for chunks in self._chunks.values() if chunks), np.dtype(np.uint32))
 
     def places(self, documents: Int64Array) -> Int64Array:
         """Of each document [3, N]: the address of its first token, the bytes of an id, and what its ids must be below.
         Fetches what is not here. Raises ShardError where a part contradicts the lengths, RemoteError where one can not
         be had."""
-        self.open(documents)
+        t = self._open(documents)
         found = np.empty((3, len(documents)), np.int64)
-        t = self._table
         bad = _locate(
             documents, self.lengths, t.first_row, t.rows, t.offsets, t.values, t.size, t.width, t.limit, found
         )
@@ -135,9 +126,9 @@ class ShardSet:
         ShardError where spans are not inside their document or do not ascend; else as `places`."""
         if not self._has_spans:
             return None
-        self.open(documents)
+        table = self._open(documents)
         found = np.empty((2, len(documents)), np.int64)
-        bad = locate_spans(documents, self.lengths, self._table.first_row, self._table.spans, found)
+        bad = locate_spans(documents, self.lengths, table.first_row, table.spans, found)
         if bad >= 0:
             document = int(documents[bad])
             raise ShardError(
@@ -178,9 +169,10 @@ class ShardSet:
         for number, part in enumerate(self.catalog.parts):
             if number in self._bad or not part.rows:
                 continue
-            self._open_parts([number])
+            if self.arrivals is not None:
+                self.arrivals.open([number])
             where = self.catalog.name_of(part)
-            codes = [source_codes(chunk.columns, len(self.sources), where) for chunk in self._open[number]]
+            codes = [source_codes(chunk.columns, len(self.sources), where) for chunk in self._chunks[number]]
             found[self.part_first[number] : self.part_first[number + 1]] = np.concatenate(codes)
         return found
 
@@ -194,74 +186,36 @@ class ShardSet:
         paths = {n: self._set.in_place(n)[0] for n in range(len(self.catalog.parts)) if n not in self._bad}
         for number, why in check_checksums(self.catalog, paths).items():
             self._leave_out(number, ShardError(f"{self.catalog.name_of(self.catalog.parts[number])}: {why}"))
-            self._open.pop(number, None)
+            self._chunks.pop(number, None)
         self._table = self._tabled()
 
-    # Parts that come and go.
-
-    @property
-    def store(self) -> Store | None:
-        """Where parts come from that are not read in their place."""
-        return self._store
-
     def ready(self, documents: Int64Array) -> bool:
-        """Whether these documents can be read at once. If not, they are asked for. Raises what `open` raises."""
-        if self._store is None:
-            return True
-        wanted = [number for number in self._parts_of(documents) if number not in self._open]
-        for number in wanted:
-            if failure := self._store.failure(number):
-                raise failure if isinstance(failure, LoaderError) else ShardError(str(failure)) from failure
-        missing = [number for number in wanted if self._store.path(number) is None]
-        if missing:
-            self._store.want([*missing, *self._ahead])
-        else:
-            self._open_parts(wanted)
-        return not missing
-
-    def open(self, documents: Int64Array) -> None:
-        """Wait for the parts of these documents. Raises RemoteError or StoreError for one that can not be had,
-        LoaderTimeoutError for one that takes too long."""
-        if self._store is not None:
-            self._open_parts([n for n in self._parts_of(documents) if n not in self._open])
-
-    def expect(self, parts: Sequence[int]) -> None:
-        """These will be needed, in this order: they are fetched in the background, and others are let go of."""
-        if self._store is None:
-            return
-        self._ahead = list(parts)
-        self._store.want(self._ahead)
-        if gone := self._open.keys() - set(parts):
-            for number in gone:
-                del self._open[number]
-                self._store.let_go(number)
-            self._table = self._tabled()
+        """Whether these documents can be read at once; if not, what is missing is asked for. Raises as `places` does
+        for what can not be had."""
+        return self.arrivals is None or self.arrivals.ready(self._parts_of(documents))
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
+        if self.arrivals is not None:
+            self.arrivals.close()
 
     def _parts_of(self, documents: Int64Array) -> list[int]:
         found: list[int] = np.unique(np.searchsorted(self.part_first, documents, side="right") - 1).tolist()
         return found
 
-    def _open_parts(self, numbers: Iterable[int]) -> None:
-        wanted = [number for number in numbers if number not in self._open]
-        if not wanted or self._store is None:
-            return
-        self._store.wait(wanted, WAIT_SECONDS)
-        for number in wanted:
-            path = self._store.path(number)
-            assert path is not None
-            self._open[number] = self._set.chunks(number, path, 0)
-        self._table = self._tabled()
+    def _open(self, documents: Int64Array) -> Table:
+        """The table, once these documents are in it."""
+        if self.arrivals is not None:
+            self.arrivals.open(self._parts_of(documents))
+            if self._changes != self.arrivals.changes:
+                self._changes, self._table = self.arrivals.changes, self._tabled()
+        return self._table
 
     def _open_or_refuse(self, number: int) -> None:
         assert self._set.in_place is not None
         if number in self._bad:
             return
         try:
-            self._open[number] = self._set.chunks(number, *self._set.in_place(number))
+            self._chunks[number] = self._set.chunks(number, *self._set.in_place(number))
         except ShardError as error:
             self._leave_out(number, error)
 
@@ -277,9 +231,9 @@ class ShardSet:
         number = self.part_of(document)
         if number in self._bad:
             raise ShardError(f"document {document} is left out: {self._bad[number]}")
-        self.open(np.array([document]))
+        self._open(np.array([document]))
         row = document - int(self.part_first[number])
-        for chunk in self._open[number]:
+        for chunk in self._chunks[number]:
             if row < chunk.rows:
                 return chunk, row
             row -= chunk.rows
@@ -287,7 +241,7 @@ class ShardSet:
 
     def _tabled(self) -> Table:
         rows, spans = [], []
-        for number, chunks in sorted(self._open.items()):
+        for number, chunks in sorted(self._chunks.items()):
             first = int(self.part_first[number])
             for chunk in chunks:
                 limit = min(self.vocab_size, chunk.limit)
@@ -306,14 +260,6 @@ class ShardSet:
                 first += chunk.rows
         c = np.ascontiguousarray(np.array(rows, np.int64).reshape(-1, 7).T)
         return Table(c[0], c[1], c[2], c[3], c[4], c[5], c[6], np.array(spans, np.int64).reshape(-1, 5))
-
-
-def _store_of(opened: OpenSet, cache: Cache) -> Store:
-    keeps = [
-        Keep(name=opened.name(number), size=part.kept, make=partial(opened.bring, number))
-        for number, part in enumerate(opened.catalog.parts)
-    ]
-    return Store(cache.folder, cache.limit, keeps)
 
 
 @jit

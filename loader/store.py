@@ -87,6 +87,11 @@ class Store:
             threading.Thread(target=self._work, name="seqmesh-store", daemon=True).start()
 
     @property
+    def limit(self) -> int:
+        """Bytes."""
+        return self._copies.limit
+
+    @property
     def counters(self) -> StoreCounters:
         """What was done so far."""
         with self._changed:

@@ -24,15 +24,17 @@ from seqmesh.loader.cursor import (
     SPLIT,
     TRUNCATE,
     document_at,
+    place_at,
+    stretch_at,
 )
 from seqmesh.loader.delay import take_delayed
-from seqmesh.loader.settings import MAX_SETTING, LoaderSettings
-from seqmesh.loader.sources import Sources, last_epochs, one_source, policies, shares_at
+from seqmesh.loader.settings import MAX_SETTING, Blocks, LoaderSettings
+from seqmesh.loader.sources import Order, Sources, last_epochs, one_source, policies, shares_at
 from seqmesh.loader.state import SourceState
 from seqmesh.loader.state import StreamState as StreamState
 from seqmesh.packer.jit import jit
 from seqmesh.packer.lengths import Int64Array
-from seqmesh.packer.permute import permute, shuffle_key
+from seqmesh.packer.permute import shuffle_key
 
 NO_LIMIT = MAX_SETTING * 2
 SKIPPED = 1 << 20  # documents that `skip` passes at a time, in some hundredths of a second
@@ -108,15 +110,17 @@ def take(
 ) -> tuple[Draw, StreamState]:
     """The next pieces, at most so many, within the shares of the state (see `begin`), and the state after them, in the
     same step. No pieces where the rest of the epoch is dropped. Raises as `draw` does."""
-    cursors, keys, numbers = _tables(begun, lengths, settings, sources)
+    cursors, order, numbers = _tables(begun, lengths, settings, sources)
     budget = settings.tokens_per_step or NO_LIMIT
     waiting = begun.waiting
     if settings.delay is None:
-        places = sources.documents, sources.first, sources.sizes
-        columns = _take(cursors, lengths, *places, keys, numbers, budget, most, settings.longest)
+        table = sources.documents, sources.first, sources.sizes
+        shuffle = order.keys, order.blocks, order.first
+        columns = _take(cursors, lengths, *table, *shuffle, numbers, budget, most, settings.longest)
     else:
         limits = budget, settings.longest, int(numbers[0])
-        rows, waiting = take_delayed(cursors[0], waiting, lengths, int(keys[0]), *limits, settings.delay)
+        place = int(sources.sizes[0]), sources.documents, *order.of(0)
+        rows, waiting = take_delayed(cursors[0], waiting, lengths, *place, *limits, settings.delay)
         columns = rows.T
     return Draw(*map(np.ascontiguousarray, columns)), _moved(begun, cursors, sources, waiting)
 
@@ -127,23 +131,24 @@ def skip(
     """The state after the next global batches of batching `tokens`, without `delay`: at most so many, and none after
     one that ends a source's epoch, which may change the shares. As drawing one after the other, in one loop that gives
     up after SKIPPED documents. Raises as `draw` does."""
-    cursors, keys, numbers = _tables(begun, lengths, settings, sources)
+    cursors, order, numbers = _tables(begun, lengths, settings, sources)
     assert settings.tokens_per_step is not None and settings.delay is None
-    places = sources.documents, sources.first, sources.sizes
-    count = _skip(cursors, lengths, *places, keys, numbers, settings.tokens_per_step, settings.longest, steps)
+    table = sources.documents, sources.first, sources.sizes
+    shuffle = order.keys, order.blocks, order.first
+    count = _skip(cursors, lengths, *table, *shuffle, numbers, settings.tokens_per_step, settings.longest, steps)
     return replace(_moved(begun, cursors, sources, ()), step=begun.step + count)
 
 
 def _tables(
     begun: StreamState, lengths: Int64Array, settings: LoaderSettings, sources: Sources
-) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Of each source: its cursor, the key of its order, the number of its policy."""
-    keys = np.array([shuffle_key(begun.seed, s.epoch) if settings.shuffle else -1 for s in begun.sources], np.int64)
-    _check_inside(begun, lengths, sources, keys.tolist())
+) -> tuple[Int64Array, Order, Int64Array]:
+    """Of each source: its cursor, its order, the number of its policy."""
+    order = order_of(begun, settings, sources)
+    _check_inside(begun, lengths, sources, order)
     _check_waiting(begun, settings)
     cursors = np.array([source.cursor for source in begun.sources], np.int64)
     numbers = np.array([POLICIES.index(policy) for policy in policies(settings, sources)], np.int64)
-    return cursors, keys, numbers
+    return cursors, order, numbers
 
 
 def _moved(begun: StreamState, cursors: Int64Array, sources: Sources, waiting: tuple[int, ...]) -> StreamState:
@@ -155,14 +160,20 @@ def _moved(begun: StreamState, cursors: Int64Array, sources: Sources, waiting: t
     return replace(begun, sources=after, waiting=waiting)
 
 
-def _check_inside(state: StreamState, lengths: Int64Array, sources: Sources, keys: list[int]) -> None:
+def order_of(state: StreamState, settings: LoaderSettings, sources: Sources) -> Order:
+    """The order of each source's documents in the epoch that it is in."""
+    keys = tuple(shuffle_key(state.seed, source.epoch) if settings.shuffle else -1 for source in state.sources)
+    return sources.order(settings.shuffle.window if isinstance(settings.shuffle, Blocks) else None, keys)
+
+
+def _check_inside(state: StreamState, lengths: Int64Array, sources: Sources, order: Order) -> None:
     for number, (source, size) in enumerate(zip(state.sources, sources.sizes.tolist(), strict=True)):
         outside = source.position >= size and (source.position > size or not (state.waiting or size == 0))
         if not outside and source.offset:
-            of = sources.of(number) if len(sources) > 1 else sources.documents
+            of = sources.documents[sources.first[number] : sources.first[number + 1]]
             outside = (
                 source.position == size
-                or source.offset >= lengths[document_at(source.position, size, of, keys[number])]
+                or source.offset >= lengths[document_at(source.position, size, of, *order.of(number))]
             )
         if outside:
             place = f"position {source.position} (offset {source.offset}) is outside the {size} documents"
@@ -186,27 +197,32 @@ def _take(
     first: Int64Array,
     sizes: Int64Array,
     keys: Int64Array,
+    blocks: Int64Array,
+    first_block: Int64Array,
     policies: Int64Array,
     budget: int,
     most: int,
     longest: int,
 ) -> Int64Array:
     """Columns (document, offset, length, source) until the next would exceed the budget, there are `most`, or the
-    epochs of all sources end; moves the cursors. A key of -1 keeps the documents in order. What `cursor` does, in one
-    loop for as long as the same source is drawn from, which takes a third of the time."""
+    epochs of all sources end; moves the cursors. What `cursor` does, in one loop for as long as the same source is
+    drawn from, which takes a third of the time."""
     columns = np.empty((4, 64), np.int64)
-    count = 0
+    count, table, by_blocks = 0, blocks, len(blocks) > 0
     while count < most and budget >= 0:
         source, limit, wins = _least_served(cursors, sizes)
         if source < 0:
             break
         size, key, policy, share = sizes[source], keys[source], policies[source], cursors[source, SHARE]
         of = documents[first[source] : first[source + 1]]
+        if by_blocks:
+            table = blocks[first_block[source] : first_block[source + 1]]
         position, offset, tokens, truncated, dropped, since, _ = cursors[source]
-        while position < size and count < most:
+        start, stop, key = stretch_at(position, size, key, table)
+        while position < stop and count < most:
             if limit >= 0 and not (since / share < limit or (wins and since / share == limit)):
                 break
-            document = permute(position, size, key) if key >= 0 else position
+            document = place_at(position, start, stop, key, table, by_blocks) if key >= 0 else position
             if len(of):
                 document = of[document]
             remaining = lengths[document] - offset
@@ -249,6 +265,8 @@ def _skip(
     first: Int64Array,
     sizes: Int64Array,
     keys: Int64Array,
+    blocks: Int64Array,
+    first_block: Int64Array,
     policies: Int64Array,
     budget: int,
     longest: int,
@@ -258,7 +276,8 @@ def _skip(
     count = skipped = 0
     ended = False
     while count < steps and skipped < SKIPPED and not ended:
-        taken = _take(cursors, lengths, documents, first, sizes, keys, policies, budget, NO_LIMIT, longest).shape[1]
+        shuffle = keys, blocks, first_block
+        taken = _take(cursors, lengths, documents, first, sizes, *shuffle, policies, budget, NO_LIMIT, longest).shape[1]
         count += taken > 0
         skipped += taken
         for source in range(len(sizes)):

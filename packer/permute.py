@@ -51,6 +51,12 @@ def permute(position: int, n: int, key: int) -> int:
 
 
 @jit
+def permute_inside(position: int, start: int, stop: int, key: int) -> int:
+    """The same for start..stop−1."""
+    return start + permute(position - start, stop - start, key)
+
+
+@jit
 def _fill(items: Int64Array, start: int, n: int, key: int) -> None:
     for i in range(len(items)):
         items[i] = permute(start + i, n, key)

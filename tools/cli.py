@@ -189,7 +189,12 @@ def plan(
 
 @app.command()
 def serve(
-    data: Annotated[Path | None, typer.Argument(help="A shard set (default: the one that the settings name).")] = None,
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="Folder or URL: a shard set, Parquet, Hugging Face or Megatron data (default: what the settings name)."
+        ),
+    ] = None,
     settings: Annotated[
         Path | None, typer.Option(help="A YAML file of loader settings, see docs/loader.md; options go before it.")
     ] = None,
@@ -202,6 +207,10 @@ def serve(
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data (default: no end).")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the order of documents (default: 0).")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Of data that does not say it: ids are below it.")] = None,
+    column: Annotated[str | None, typer.Option(help="Of the ids in Parquet and Hugging Face data.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder for copies of data at URLs, and of Parquet.")] = None,
+    cache_bytes: Annotated[int | None, typer.Option(help="The most bytes in it (default: 32 GiB).")] = None,
     endpoint: Annotated[str | None, typer.Option(help="Where to listen (default: a private ipc:// socket).")] = None,
     keys: Annotated[
         Path | None, typer.Option(help="A folder of `seqmesh keys`, for an address that other machines reach.")
@@ -218,9 +227,18 @@ def serve(
     command.run(
         file=settings,
         endpoint=endpoint,
-        options=ServeOptions(standby=standby, keys=str(keys) if keys else None, metrics=metrics, poison=poison),
+        options=ServeOptions(
+            standby=standby,
+            keys=str(keys) if keys else None,
+            metrics=metrics,
+            poison=poison,
+            cache=str(cache) if cache else None,
+            cache_bytes=cache_bytes,
+        ),
         log_json=log_json,
-        data=str(data) if data else None,
+        data=data,
+        vocab_size=vocab_size,
+        column=column,
         tokens_per_step=tokens_per_step,
         capacity=capacity,
         ranks=ranks,

@@ -16,7 +16,7 @@ from seqmesh.loader.feed import Feed
 from seqmesh.loader.mixture import Mixture, SourceOptions, WeightChange
 from seqmesh.loader.planner import next_step
 from seqmesh.loader.rows import plan_window, window_start
-from seqmesh.loader.settings import Delay, LoaderSettings
+from seqmesh.loader.settings import Blocks, Delay, LoaderSettings
 from seqmesh.loader.stream import Draw, StreamState, draw
 from tests.support import every_label, global_batches, long_tail, make_set, settings_for
 
@@ -37,11 +37,12 @@ ROWS = {"batching": "rows", "tokens_per_step": None, "rows_per_step": 6, "capaci
 SETTINGS: dict[str, dict[str, Any]] = {
     "tokens": {"epochs": 2},
     "in order": {"shuffle": False},
+    "by blocks": {"shuffle": Blocks(window=2), "epochs": 2},
     "split": {"overlong": "split", "max_document": 9},
     "drop": {"overlong": "drop", "max_document": 12, "epochs": 2},
     "delay": {"max_document": 40, "delay": Delay(thresholds=(20, 30), release=2), "epochs": 2},
     "mixture": {"mixture": MIXTURE, "max_document": 40},
-    "mixture, stop": {"mixture": replace(MIXTURE, exhausted="stop"), "max_document": 40},
+    "mixture, stop": {"mixture": replace(MIXTURE, exhausted="stop"), "max_document": 40, "shuffle": Blocks(window=1)},
     "rows": {**ROWS, "epochs": 2},
     "rows, drop": {**ROWS, "tail": "drop", "overlong": "split", "capacity": 16, "window": 19, "epochs": 2},
     "rows, mixture": {**ROWS, "mixture": MIXTURE, "window": 16},
@@ -169,6 +170,8 @@ def test_a_state_from_inside_a_step_is_refused_on_another_mesh(data: Path) -> No
     [
         ({}, {"tokens_per_step": 256}, "tokens_per_step was 128, is 256"),
         ({}, {"shuffle": False}, "shuffle was True, is False"),
+        ({}, {"shuffle": Blocks(window=3)}, "shuffle was True, is {'window': 3}"),
+        ({"shuffle": Blocks(window=3)}, {"shuffle": Blocks()}, "shuffle was {'window': 3}, is {'window': 16}"),
         ({}, {"overlong": "drop"}, "overlong was error, is drop"),
         ({}, ROWS, "tokens_per_step was 128, is None; .*rows_per_step was None, is 6"),
         (ROWS, {**ROWS, "rows_per_step": 10}, "rows_per_step was 6, is 10"),

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import Delay, LoaderSettings
+from seqmesh.loader.sources import one_source
 from seqmesh.loader.state import SourceState
 from seqmesh.loader.stream import StreamState, draw
+from tests.loader.reference import SHUFFLES, some_parts
 from tests.support import global_batches, long_tail, make_set, settings_for
 
 Piece = tuple[int, int, int]
@@ -39,7 +41,8 @@ def walked(
 ) -> tuple[list[list[Piece]], list[StreamState]]:
     """The pieces of every step, and the state before each and after the last."""
     steps, states = [], [state]
-    while (drawn := draw(state, np.array(lengths, np.int64), settings)) is not None:
+    sources = one_source(len(lengths), some_parts(len(lengths)))
+    while (drawn := draw(state, np.array(lengths, np.int64), settings, sources)) is not None:
         taken, state = drawn
         rows = np.stack([taken.document, taken.offset, taken.length], axis=1).tolist()
         steps.append([(a, b, c) for a, b, c in rows])
@@ -56,7 +59,7 @@ def cases(draw: st.DrawFn) -> tuple[list[int], LoaderSettings]:
         capacity=12,
         max_document=longest,
         overlong=draw(st.sampled_from(["split", "truncate", "drop"])),
-        shuffle=draw(st.booleans()),
+        shuffle=draw(st.sampled_from(SHUFFLES)),
         epochs=draw(st.integers(1, 3)),
         tokens_per_step=release * longest + draw(st.integers(0, 40)),
         delay=Delay(thresholds=tuple(thresholds), release=release),

@@ -23,7 +23,7 @@ from seqmesh.loader.sources import Sources, sources_by_code
 from seqmesh.loader.state import SourceState
 from seqmesh.loader.stream import StreamState, draw, served, start_state
 from seqmesh.loader.wire import Batch, decode, encode
-from seqmesh.packer.permute import permutation, shuffle_key
+from tests.loader.reference import SHUFFLES, plain_order, some_parts
 from tests.support import make_set, settings_for
 
 NAMES = ("a", "b", "c")
@@ -40,7 +40,7 @@ def mixed(weights: dict[str, float], **changes: Any) -> LoaderSettings:
 
 
 def of_codes(codes: list[int]) -> Sources:
-    return sources_by_code(np.array(codes, np.uint16), NAMES)
+    return sources_by_code(np.array(codes, np.uint16), NAMES, some_parts(len(codes)))
 
 
 @dataclass
@@ -79,11 +79,9 @@ def expected_steps(lengths: list[int], codes: list[int], settings: LoaderSetting
         for lane, share, option in zip(lanes, shares, options, strict=True):
             lane.share, lane.since = share, 0 if anew else lane.since
             if not lane.left and share:
-                key, count = shuffle_key(seed, lane.epoch), len(lane.documents)
-                order = permutation(count, key).tolist() if settings.shuffle else range(count)
+                parts = some_parts(len(codes)).tolist()
                 policy = option.overlong or settings.overlong
-                for place in order:
-                    document = lane.documents[place]
+                for document in plain_order(lane.documents, parts, settings.shuffle, seed, lane.epoch):
                     lane.left += pieces_of(document, lengths[document], policy, most)
         step = one_step([lane for lane in lanes if lane.share], settings.tokens_per_step)
         if step:
@@ -140,7 +138,7 @@ def cases(draw: st.DrawFn) -> tuple[list[int], list[int], LoaderSettings]:
         {},
         overlong=draw(st.sampled_from(POLICIES)),
         max_document=draw(st.integers(1, 10)),
-        shuffle=draw(st.booleans()),
+        shuffle=draw(st.sampled_from(SHUFFLES)),
         mixture={
             "sources": options,
             "changes": changes,

@@ -15,11 +15,11 @@ from seqmesh.loader.mixture import Mixture, SourceOptions
 from seqmesh.loader.planner import Step, next_step
 from seqmesh.loader.rows import plan_window
 from seqmesh.loader.settings import LoaderSettings
-from seqmesh.loader.sources import sources_by_code
+from seqmesh.loader.sources import one_source, sources_by_code
 from seqmesh.loader.stream import StreamState, start_state
 from seqmesh.packer.cost import CostModel
-from seqmesh.packer.permute import permutation, shuffle_key
 from seqmesh.packer.plan import check_plan
+from tests.loader.reference import SHUFFLES, plain_order, some_parts
 from tests.support import every_label, global_batches, long_tail, make_set
 
 Piece = tuple[int, int, int]
@@ -40,8 +40,8 @@ def rows_of(**changes: Any) -> LoaderSettings:
 
 def walked(lengths: list[int], settings: LoaderSettings, state: StreamState | None = None) -> list[Step]:
     array, steps = np.array(lengths, np.int64), []
-    state = state or StreamState(seed=settings.seed or 0)
-    while (step := next_step(state, array, every_label, settings)) is not None:
+    state, sources = state or StreamState(seed=settings.seed or 0), one_source(len(lengths), some_parts(len(lengths)))
+    while (step := next_step(state, array, every_label, settings, sources)) is not None:
         steps.append(step)
         state = step.after
     return steps
@@ -54,8 +54,8 @@ def pieces_of(step: Step) -> list[Piece]:
 
 def order_of(lengths: list[int], settings: LoaderSettings, epoch: int) -> list[Piece]:
     """All pieces of an epoch, in the order of the stream."""
-    most, key = settings.longest, shuffle_key(settings.seed or 0, epoch)
-    order = permutation(len(lengths), key).tolist() if settings.shuffle else range(len(lengths))
+    most, parts = settings.longest, some_parts(len(lengths)).tolist()
+    order = plain_order(range(len(lengths)), parts, settings.shuffle, settings.seed or 0, epoch)
     pieces: list[Piece] = []
     for document in order:
         length = lengths[document]
@@ -91,7 +91,7 @@ cases = st.tuples(
         tail=st.sampled_from([None, "pad", "drop"]),
         overlong=st.sampled_from(["split", "truncate"]),
         max_document=st.integers(4, 10),
-        shuffle=st.booleans(),
+        shuffle=st.sampled_from(SHUFFLES),
         epochs=st.integers(1, 2),
         seed=st.integers(0, 2**40),
         cost=st.sampled_from([None, CostModel(quadratic=3)]),

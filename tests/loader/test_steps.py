@@ -19,7 +19,7 @@ from seqmesh.loader.errors import LoaderTimeoutError
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.mixture import Mixture, SourceOptions, WeightChange
 from seqmesh.loader.planner import next_step
-from seqmesh.loader.settings import Delay, LoaderSettings
+from seqmesh.loader.settings import Blocks, Delay, LoaderSettings
 from seqmesh.loader.sources import Sources, one_source, sources_by_code
 from seqmesh.loader.steps import count_steps, walk_steps
 from seqmesh.loader.stream import SKIPPED, StreamState, start_state
@@ -55,7 +55,7 @@ def check(lengths: Int64Array, settings: LoaderSettings, sources: Sources) -> No
     st.sampled_from([None, Delay(thresholds=(4, 8), release=2), Delay(thresholds=(3,), release=2)]),
 )
 def test_batching_tokens(
-    lengths: list[int], overlong: Any, epochs: int, shuffle: bool, tokens: int, delay: Delay | None
+    lengths: list[int], overlong: Any, epochs: int, shuffle: bool | Blocks, tokens: int, delay: Delay | None
 ) -> None:
     if overlong == "drop" and all(length > 8 or length == 0 for length in lengths):
         return
@@ -69,7 +69,8 @@ def test_batching_tokens(
         delay=delay,
         seed=tokens,
     )
-    check(np.array(lengths, np.int64), made, one_source(len(lengths)))
+    files_of_five = np.append(np.arange(0, len(lengths), 5), len(lengths))
+    check(np.array(lengths, np.int64), made, one_source(len(lengths), files_of_five))
 
 
 @settings(max_examples=40)

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqmesh.loader.fitness import check_documents
-from seqmesh.loader.settings import LoaderSettings
+from seqmesh.loader.settings import Blocks, LoaderSettings
+from seqmesh.loader.sources import one_source
 from seqmesh.loader.state import SourceState
 from seqmesh.loader.stream import StreamState, draw
-from seqmesh.packer.permute import permutation, shuffle_key
+from tests.loader.reference import SHUFFLES, plain_order, some_parts
 
 STATE = StreamState(seed=0).to_dict()
 SOURCE_FIELDS = [f.name for f in fields(SourceState)]
@@ -28,9 +29,8 @@ def expected_steps(lengths: list[int], settings: LoaderSettings, seed: int) -> l
     steps: list[list[tuple[int, int, int]]] = []
     assert settings.tokens_per_step is not None
     for epoch in range(settings.epochs or 1):
-        order = (
-            permutation(len(lengths), shuffle_key(seed, epoch)).tolist() if settings.shuffle else range(len(lengths))
-        )
+        parts = some_parts(len(lengths)).tolist()
+        order = plain_order(range(len(lengths)), parts, settings.shuffle, seed, epoch)
         pieces: list[tuple[int, int, int]] = []
         for document in order:
             length, most = lengths[document], settings.longest
@@ -55,8 +55,8 @@ def walked_steps(
     state: StreamState, lengths: list[int], settings: LoaderSettings
 ) -> tuple[list[list[tuple[int, int, int]]], list[StreamState]]:
     steps, states = [], [state]
-    array = np.array(lengths, np.int64)
-    while (drawn := draw(state, array, settings)) is not None:
+    array, sources = np.array(lengths, np.int64), one_source(len(lengths), some_parts(len(lengths)))
+    while (drawn := draw(state, array, settings, sources)) is not None:
         taken, state = drawn
         rows = np.stack([taken.document, taken.offset, taken.length], axis=1).tolist()
         steps.append([(a, b, c) for a, b, c in rows])
@@ -67,7 +67,7 @@ def walked_steps(
 cases = st.tuples(
     st.lists(st.integers(1, 35), min_size=1, max_size=40),
     st.sampled_from(["split", "truncate", "drop"]),
-    st.booleans(),
+    st.sampled_from(SHUFFLES),
     st.integers(1, 3),
     st.integers(0, 2**40),
     st.integers(1, 10),
@@ -75,7 +75,7 @@ cases = st.tuples(
 
 
 @given(cases)
-def test_steps_are_those_of_the_plain_meaning(case: tuple[list[int], Any, bool, int, int, int]) -> None:
+def test_steps_are_those_of_the_plain_meaning(case: tuple[list[int], Any, bool | Blocks, int, int, int]) -> None:
     lengths, overlong, shuffle, epochs, seed, longest = case
     settings = settings_of(overlong=overlong, shuffle=shuffle, epochs=epochs, max_document=longest)
     steps, states = walked_steps(StreamState(seed=seed), lengths, settings)
@@ -91,7 +91,7 @@ def test_steps_are_those_of_the_plain_meaning(case: tuple[list[int], Any, bool, 
 
 
 @given(cases)
-def test_restoring_any_state_gives_the_same_tail(case: tuple[list[int], Any, bool, int, int, int]) -> None:
+def test_restoring_any_state_gives_the_same_tail(case: tuple[list[int], Any, bool | Blocks, int, int, int]) -> None:
     lengths, overlong, shuffle, epochs, seed, longest = case
     settings = settings_of(overlong=overlong, shuffle=shuffle, epochs=epochs, max_document=longest)
     steps, states = walked_steps(StreamState(seed=seed), lengths, settings)
