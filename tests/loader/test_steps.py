@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from seqmesh.loader.client import Client
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.errors import LoaderTimeoutError
 from seqmesh.loader.feed import Feed, Position
+from seqmesh.loader.keys import create_keys
 from seqmesh.loader.mixture import Mixture, SourceOptions, WeightChange
 from seqmesh.loader.planner import next_step
 from seqmesh.loader.settings import Blocks, Delay, LoaderSettings
@@ -24,7 +26,7 @@ from seqmesh.loader.sources import Sources, one_source, sources_by_code
 from seqmesh.loader.steps import count_steps, walk_steps
 from seqmesh.loader.stream import SKIPPED, StreamState, start_state
 from seqmesh.packer.lengths import Int64Array
-from tests.serving import SECONDS, digests_inline, served_here, take, wait_until
+from tests.serving import SECONDS, digests_inline, free_port, served_here, take, wait_until
 from tests.support import every_label, long_tail, make_set, settings_for
 
 
@@ -225,6 +227,20 @@ def test_an_unfit_question_is_answered_in_words_and_nobody_is_disturbed(tmp_path
             assert ask_steps(endpoint, replace(start, step=step), timeout=SECONDS) == 2 + step
         assert service.counters.refused == 0
         wait_until(lambda: not any(t.name == "step counter" for t in threading.enumerate()))
+
+
+def test_the_question_outlives_a_loader_and_goes_where_keys_are_needed(tmp_path: Path) -> None:
+    """Nobody is there when it is asked; then a loader is, which answers strangers nothing."""
+    settings = settings_for(make_set(tmp_path / "set", [5] * 40))
+    start, endpoint, keys = Feed(settings).start, f"tcp://127.0.0.1:{free_port()}", tmp_path / "keys"
+    create_keys(keys)
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(ask_steps, endpoint, start, timeout=SECONDS, keys=keys)
+        time.sleep(0.1)
+        with served_here(settings, endpoint, keys=keys):
+            assert answer.result() == 2
+            with pytest.raises(LoaderTimeoutError):
+                ask_steps(endpoint, start, timeout=0.3)
 
 
 def test_nobody_there(tmp_path: Path) -> None:
