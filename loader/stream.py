@@ -280,6 +280,7 @@ def _skip(
         taken = _take(cursors, lengths, documents, first, sizes, *shuffle, policies, budget, NO_LIMIT, longest).shape[1]
         count += taken > 0
         skipped += taken
+        ended = taken == 0
         for source in range(len(sizes)):
             ended |= cursors[source, 0] == sizes[source] > 0
     return count
