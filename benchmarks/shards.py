@@ -16,7 +16,7 @@ import pyarrow as pa
 from seqmesh.benchmarks.lengths import SEED
 from seqmesh.loader.manifest import read_manifest
 from seqmesh.packer.lengths import Int64Array
-from seqmesh.tools.shard_writer import ShardWriter
+from seqmesh.tools.shard_writer import DEFAULT_SHARD_TOKENS, ShardWriter
 
 SHARED_MEMORY = Path("/dev/shm")
 WRITTEN_AT_ONCE = 1_000  # documents
@@ -31,11 +31,19 @@ def scratch_folder(need: int) -> Iterator[Path]:
         yield Path(folder)
 
 
-def random_shards(folder: Path, lengths: Int64Array, *, vocab_size: int = 1 << 16, seed: int = SEED) -> Path:
+def random_shards(
+    folder: Path,
+    lengths: Int64Array,
+    *,
+    vocab_size: int = 1 << 16,
+    seed: int = SEED,
+    shard_tokens: int = DEFAULT_SHARD_TOKENS,
+) -> Path:
     """Write documents of these lengths, ids drawn evenly from the vocabulary; returns the folder. Documents are drawn
     and written a thousand at a time, so that a set may take more memory than there is."""
     generator = np.random.default_rng(seed)
-    with ShardWriter(folder, vocab_size=vocab_size, tokenizer="none", eod_id=None) as writer:
+    writer = ShardWriter(folder, vocab_size=vocab_size, tokenizer="none", eod_id=None, shard_tokens=shard_tokens)
+    with writer:
         for first in range(0, len(lengths), WRITTEN_AT_ONCE):
             sizes = lengths[first : first + WRITTEN_AT_ONCE]
             ids = generator.integers(0, vocab_size, int(sizes.sum()), dtype=np.uint32)

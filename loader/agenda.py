@@ -1,6 +1,6 @@
 """What a store of local copies does next: a plain record of what is wanted, here, failed and missed, and its rules.
 
-Decides, and does nothing: no files, no threads, no clock. Parts are numbers.
+Decides, and does nothing but let go of what is given up: no files, no threads, no clock. Parts are numbers.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+from seqmesh.loader.copies import release
 
 
 @dataclass(slots=True)
@@ -32,15 +34,22 @@ class Agenda:
     failed: dict[int, tuple[Exception, float]] = field(default_factory=dict)
     missed: dict[int, float] = field(default_factory=dict)
     awaited: set[int] = field(default_factory=set)
+    closed: bool = False
 
-    def plan(self, numbers: Iterable[int], retry_before: float) -> list[int]:
-        """Want these and nothing else. What failed before a time may be tried again. Returns what is to be dropped."""
+    def plan(self, numbers: Iterable[int], retry_before: float) -> None:
+        """Want these and nothing else. What failed before a time may be tried again."""
         self.rank = {number: rank for rank, number in enumerate(dict.fromkeys(numbers))}
         self.missed = {number: since for number, since in self.missed.items() if number in self.rank}
         again = [n for n, (_, when) in self.failed.items() if n in self.rank and when <= retry_before]
         for number in again:
             del self.failed[number]
-        return [number for number, held in self.held.items() if number not in self.rank and not held.used]
+        for number in [n for n, held in self.held.items() if n not in self.rank and not held.used]:
+            self.drop(number)
+
+    def drop(self, number: int) -> None:
+        """Let go of a copy, if it is here."""
+        if number in self.held:
+            release(self.held.pop(number).descriptor)
 
     def urgency(self, number: int) -> float:
         """Less is sooner; infinite for what is not wanted."""
@@ -48,6 +57,8 @@ class Agenda:
 
     def next(self) -> int | None:
         """What to begin with. While something has no room yet, nothing begins that is less urgent."""
+        if self.closed:
+            return None
         last = min((self.urgency(number) for number in self.line), default=math.inf)
         for number, rank in self.rank.items():
             if rank >= last:
@@ -59,7 +70,8 @@ class Agenda:
     def goes_on(self, number: int) -> bool:
         """Whether a thread that waits, for room or for another process, has nothing better to do."""
         following = self.next()
-        return number in self.rank and (following is None or self.urgency(following) > self.urgency(number))
+        wanted = number in self.rank and not self.closed
+        return wanted and (following is None or self.urgency(following) > self.urgency(number))
 
     def is_first_in_line(self, number: int) -> bool:
         """Whether the next room there is belongs to this one."""

@@ -6,6 +6,8 @@ All processes of a machine that use the same folder keep one account of it, with
   last used is its time of change.
 * `NAME.BYTES.tmp/`: a copy in the making, for which so many bytes are reserved.
 * `NAME.lock`: is locked by who makes that copy. A copy in the making whose lock is free is a dead process's.
+* `.claim.lock`: is locked, each by a shared lock, by those who need room now. Nobody makes copies ahead meanwhile, so
+  that a process which reads ahead a lot does not take all room from the others.
 
 Only the folder `seqmesh-copies` below the one that is given is ever touched. No threads here: those are `store`'s.
 """
@@ -111,7 +113,9 @@ class Copies:
 
     def made(self, name: str) -> int:
         """Bytes that there are so far of a copy in the making."""
-        return sum(_size(file) for folder in self._unfinished(name) for file in folder.glob("*"))
+        with contextlib.suppress(FileNotFoundError):  # it is whole just now
+            return sum(entry.stat().st_size for folder in self._unfinished(name) for entry in os.scandir(folder))
+        return 0
 
     def reserve(self, name: str, size: int) -> Path | None:
         """Where to make a copy, once there is room for it, for which others are removed; None where there is none.
@@ -146,6 +150,23 @@ class Copies:
         """Give back what was reserved at a path from `reserve`."""
         shutil.rmtree(made.parent, ignore_errors=True)
 
+    def claim(self) -> int:
+        """A descriptor that keeps others from making copies ahead until it is closed."""
+        with self._account():
+            descriptor = self._open_claim()
+            _lock(descriptor, fcntl.LOCK_SH)
+            return descriptor
+
+    def is_claimed(self) -> bool:
+        with self._account():
+            descriptor = self._open_claim()
+            is_free = _lock(descriptor, fcntl.LOCK_EX)
+            release(descriptor)
+            return not is_free
+
+    def _open_claim(self) -> int:
+        return os.open(self.folder / f".claim{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
     def taken(self) -> int:
         """Bytes of all copies, with what is reserved."""
         return sum(copy.size for copy in self._copies()) + sum(_reserved(path) for path in self._unfinished())
@@ -160,7 +181,7 @@ class Copies:
             return going is not None
         finally:
             for descriptor in locked:
-                os.close(descriptor)
+                release(descriptor)
 
     def _seize(self, copy: Copy, locked: list[int]) -> bool:
         """Whether nobody holds a copy; then nobody can, for as long as the descriptor is open."""
@@ -186,7 +207,8 @@ class Copies:
     def _unfinished(self, name: str = "") -> Iterator[Path]:
         """Folders of copies in the making: of all, or of one name."""
         for entry in list(os.scandir(self.folder)):
-            if entry.name.endswith(MAKING) and (not name or name == _made_name(entry.name)):
+            ours = entry.name.removesuffix(MAKING).rpartition(".")[2].isdigit() and entry.name.endswith(MAKING)
+            if ours and (not name or name == _made_name(entry.name)):
                 yield Path(entry.path)
 
     def _remove_dead(self) -> None:
@@ -197,7 +219,7 @@ class Copies:
 
     @contextlib.contextmanager
     def _account(self) -> Iterator[None]:
-        lock = FileLock(self.folder / f".account{LOCK}", timeout=self._timeout)
+        lock = FileLock(self.folder / f".account{LOCK}", timeout=self._timeout, poll_interval=0.01)
         try:
             lock.acquire()
         except filelock.Timeout:
@@ -217,6 +239,12 @@ def touch(descriptor: int) -> None:
         os.utime(descriptor, ns=(now, now))
 
 
+def release(descriptor: int) -> None:
+    """Let go of what `hold`, `find`, `publish` or `claim` gave, also where a forked process has it, too."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
 def _lock(descriptor: int, kind: int) -> bool:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -231,10 +259,3 @@ def _made_name(entry: str) -> str:
 
 def _reserved(path: Path) -> int:
     return int(path.name.removesuffix(MAKING).rpartition(".")[2])
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

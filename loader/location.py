@@ -81,12 +81,14 @@ class Location:
         """Sizes of the files in it by name, those in folders below not included; asked for anew each time. Raises
         FileNotFoundError where there is no such folder, RemoteError."""
         entries = self._ask("ls", None, f"listing {self}", lambda found: found, detail=True)
-        path = self._open()[1].rstrip("/")
+        path = self._open()[1].strip("/")
         sizes = {}
         for entry in entries:
             above, _, name = str(entry["name"]).rpartition("/")
-            if entry["type"] == "file" and above.lstrip("/") == path.lstrip("/") and name and "?" not in name:
-                name = unquote(name) if self.url.startswith(HTTP) else name
+            if entry["type"] == "file" and str(entry["name"]).strip("/") == path and name:
+                raise FileNotFoundError(f"{self} is a file, and no folder")
+            name = self._unquoted(name)
+            if entry["type"] == "file" and above.strip("/") == path and name:
                 sizes[name] = self.size(name) if entry["size"] is None else int(entry["size"])
         return dict(sorted(sizes.items()))
 
@@ -124,8 +126,9 @@ class Location:
     ) -> None:
         """Bring a file, or `size` bytes of it from `start` on, to a local path, whole or not at all.
 
-        xxh3: the xxh3-128 checksum that what is brought must have; whole: the bytes that all of the file must have.
-        Raises FileNotFoundError, RemoteError, OSError where it can not be written.
+        It comes in ranges of 8 MiB, one in memory at a time; the patience is with each of them. xxh3: the xxh3-128
+        checksum that what is brought must have; whole: the bytes that all of the file must have. Raises
+        FileNotFoundError, RemoteError, OSError where it can not be written.
         """
         if size is None or whole is not None:
             found = self.size(name)
@@ -190,6 +193,12 @@ class Location:
             raise ValueError(f"{name!r} is not a name inside of {self}")
         name = quote(name) if self.url.startswith(HTTP) else name
         return f"{above.rstrip('/')}/{name}"
+
+    def _unquoted(self, name: str) -> str:
+        """The name behind a link; empty for one that only shows the folder in another order."""
+        if not self.url.startswith(HTTP):
+            return name
+        return "" if "?" in name else unquote(name)
 
     def _open(self) -> tuple[Any, str]:
         """The file system and our path in it. Connections can not be shared with a process that was forked."""

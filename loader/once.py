@@ -2,15 +2,18 @@
 
 The file appears under its name when it is whole, by a rename, so that nobody reads a part of it, on a disk of this
 machine or on one that is shared. One process builds while the others wait; a builder that is killed blocks nobody. On a
-shared disk whose locks do not reach other machines several may build, each for itself, and the last one's stays.
+shared disk without locks, or whose locks do not reach other machines, several may build, each for itself, and the last
+one's stays.
 """
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import filelock
@@ -26,19 +29,33 @@ def built_once(path: Path, build: Callable[[Path], None], timeout: float = 600.0
     timeout: seconds that another's building is waited for. Raises LoaderTimeoutError after them, what `build` raises
     (nothing is left then, and the next who wants the file builds), OSError.
     """
-    if path.exists():
-        return path
-    try:
-        with FileLock(f"{path}.lock", timeout=timeout):
+    if not path.exists():
+        with _alone(path, timeout) as is_locked:
             if not _is_listed(path):
-                _remove_leftovers(path)
+                if is_locked:
+                    _remove_leftovers(path)
                 with atomic_path(path, mark=f"{_machine()}-{secrets.token_hex(8)}") as temporary:
                     build(temporary)
+    return path
+
+
+@contextmanager
+def _alone(path: Path, timeout: float) -> Iterator[bool]:
+    """Whether nobody else is in here; not on a disk that has no locks."""
+    lock = FileLock(f"{path}.lock", timeout=timeout)
+    try:
+        lock.acquire()
     except filelock.Timeout:
         raise LoaderTimeoutError(
             f"{path}: another process has been building it for over {timeout:g} s; wait for it, or end it"
         ) from None
-    return path
+    except OSError as error:
+        if error.errno != errno.ENOLCK:
+            raise
+    try:
+        yield lock.is_locked
+    finally:
+        lock.release()
 
 
 def _is_listed(path: Path) -> bool:

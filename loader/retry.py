@@ -122,5 +122,5 @@ def _refused(error: Exception, what: str) -> Exception:
 
 def _said(error: Exception) -> str:
     """One line; some errors say nothing but their name."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()) or ("no answer in time" if isinstance(error, TimeoutError) else "")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

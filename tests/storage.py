@@ -18,15 +18,19 @@ from typing import Any
 import pytest
 
 START_SECONDS = 60.0
+STUCK_SECONDS = 4.0
 BUCKET = "bucket"
 
 
 class Ranges(SimpleHTTPRequestHandler):
-    """Serves a folder, and the ranges of its files; what is called secret it refuses."""
+    """Serves a folder, and the ranges of its files; what is called secret it refuses, and of what is called stuck it
+    gives nothing for a while."""
 
     def do_GET(self) -> None:
         path = Path(self.translate_path(self.path))
         asked = self.headers.get("Range", "")
+        if path.name == "stuck":
+            time.sleep(STUCK_SECONDS)
         if "secret" in path.name:
             self.send_error(403)
         elif not asked or not path.is_file():

@@ -53,6 +53,18 @@ def rewrite_shard(folder: Path, name: str, batches: list[pa.RecordBatch]) -> Non
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
+def forget_sources(folder: Path) -> None:
+    """Leave the sources of documents in the shards alone, where sets of earlier versions have them."""
+    path = folder / "lengths.arrow"
+    index = pa.ipc.open_file(str(path)).read_all().drop_columns(["source"])
+    path.unlink()
+    with pa.ipc.new_file(str(path), index.schema) as writer:
+        writer.write_table(index)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["lengths"]["bytes"] = path.stat().st_size
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
 def long_tail(count: int, longest: int, *, seed: int = 0) -> list[int]:
     """Lengths from 1 to `longest`, most of them short."""
     rng = np.random.default_rng(seed)

@@ -21,6 +21,7 @@ MODULES = {
     "planner": "seqmesh.benchmarks.planner",
     "rings": "seqmesh.benchmarks.rings",
     "loader": "seqmesh.benchmarks.loader",
+    "sources": "seqmesh.benchmarks.sources",
     "train": "seqmesh.benchmarks.train",
     "calibrate": "seqmesh.benchmarks.calibrate",
 }

@@ -20,7 +20,7 @@ from seqmesh.loader.errors import RemoteError
 from seqmesh.loader.files import checksum
 from seqmesh.loader.location import Location
 from seqmesh.loader.retry import Patience, without_password
-from tests.storage import BUCKET, http_server, link_to, s3_server, s3_settings
+from tests.storage import BUCKET, STUCK_SECONDS, http_server, link_to, s3_server, s3_settings
 from tests.support import killed_after
 
 QUICK = Patience(seconds=20, tries=4, pause=0.01)
@@ -136,6 +136,8 @@ def test_files_on_a_disk_and_in_memory(place: Location, tmp_path: Path, monkeypa
     monkeypatch.setattr(module, "RANGE_BYTES", 999)
     check_reads(place, tmp_path)
     assert place.exists("sub")
+    with pytest.raises(FileNotFoundError, match=r"a.arrow is a file, and no folder|a.arrow: .*NotADirectoryError"):
+        place.child("a.arrow").files()
     with pytest.raises(FileNotFoundError, match="sub is a folder"):
         place.size("sub")
     for name in ("", "/etc/passwd", "../a.arrow", "sub/../../x"):
@@ -211,7 +213,7 @@ def test_a_storage_that_hangs_is_left_at_the_deadline(faulty: type[Faulty], tmp_
     place = Location("faulty://set", Patience(seconds=1, tries=3, pause=0.01))
     place.fetch("a.arrow", tmp_path / "a", xxh3=HASH)  # the other tries have time left
     faulty.faults[:] = [hanging] * 9
-    with pytest.raises(RemoteError, match=r"failed 3 times .* TimeoutError"):
+    with pytest.raises(RemoteError, match=r"failed 3 times .* TimeoutError: no answer in time"):
         place.read("a.arrow")
     assert time.monotonic() - began < 4
 
@@ -321,6 +323,18 @@ def test_connections_that_are_cut(served: tuple[Path, int], tmp_path: Path, monk
         with pytest.raises(RemoteError, match=r"failed 4 times .*Connect call failed"):  # nobody listens
             call()
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_server_that_hangs_is_left_at_the_deadline(served: tuple[Path, int]) -> None:
+    pytest.importorskip("aiohttp")
+    (served[0] / "stuck").write_bytes(b"stuck")
+    place, began = (
+        Location(f"http://127.0.0.1:{served[1]}", Patience(seconds=0.5, tries=2, pause=0.01)),
+        time.monotonic(),
+    )
+    with pytest.raises(RemoteError, match=r"failed 2 times .* no answer in time"):
+        place.read("stuck", 0, 5)
+    assert time.monotonic() - began < STUCK_SECONDS
 
 
 def test_threads_and_a_forked_process_share_a_location(served: tuple[Path, int]) -> None:

@@ -1,6 +1,7 @@
 """A mixture draws what its plain meaning says, in the asked proportions; weights change at any step without harm."""
 
 import json
+import shutil
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
@@ -24,7 +25,7 @@ from seqmesh.loader.state import SourceState
 from seqmesh.loader.stream import StreamState, draw, served, start_state
 from seqmesh.loader.wire import Batch, decode, encode
 from tests.loader.reference import SHUFFLES, plain_order, some_parts
-from tests.support import make_set, settings_for
+from tests.support import forget_sources, make_set, settings_for
 
 NAMES = ("a", "b", "c")
 POLICIES = ("split", "truncate", "drop")
@@ -348,24 +349,27 @@ def test_a_state_goes_on_under_other_weights_and_epochs_but_not_with_other_sourc
             loader.load_state_dict(state)
 
 
-def test_the_column_of_sources_is_read_from_every_shard(data: Path) -> None:
-    shards = ShardSet(data)
-    assert len(shards.catalog.parts) > 2
-    names = [shards.sources[code] for code in shards.source_codes().tolist()]
-    assert names == ["web", "code", "web", "web"] * 20
+def test_sources_are_read_from_the_index_or_from_every_shard(data: Path, tmp_path: Path) -> None:
+    older = Path(shutil.copytree(data, tmp_path / "older"))
+    forget_sources(older)
+    for folder in (data, older):
+        shards = ShardSet(folder)
+        assert len(shards.catalog.parts) > 2
+        names = [shards.sources[code] for code in shards.source_codes().tolist()]
+        assert names == ["web", "code", "web", "web"] * 20
 
 
 @pytest.mark.parametrize(
     ("column", "message"),
     [
         (pa.array(["web"] * 3).dictionary_encode(), r"shard-00000.arrow: source is dictionary<.*: must be uint16"),
-        (pa.array([0, 7, 0], pa.uint16()), "has a document whose source is none of the manifest's 1"),
-        (pa.array([0, None, 0], pa.uint16()), "has a document whose source is none of the manifest's 1"),
+        (pa.array([0, 7, 0], pa.uint16()), "has a document whose source is none of the manifest's 2"),
+        (pa.array([0, None, 0], pa.uint16()), "has a document whose source is none of the manifest's 2"),
         (None, "source is None: must be uint16"),
     ],
 )
 def test_a_column_that_does_not_name_sources_is_refused(tmp_path: Path, column: Any, message: str) -> None:
-    make_set(tmp_path, [3, 4, 5])
+    forget_sources(make_set(tmp_path, [3, 4, 5], sources=["web", "code", "web"]))
     path = tmp_path / "shard-00000.arrow"
     whole = pa.ipc.open_file(str(path)).get_batch(0).drop_columns(["source"])
     batch = whole if column is None else whole.append_column("source", column)

@@ -1,3 +1,4 @@
+import errno
 import threading
 from pathlib import Path
 
@@ -71,3 +72,12 @@ def test_a_builder_that_never_ends_is_named(tmp_path: Path) -> None:
     end.set()
     builder.join(SECONDS)
     assert (tmp_path / "index").read_bytes() == b"new"
+
+
+def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    assert built_once(tmp_path / "index", write).read_bytes() == b"new"
+    assert [name for name in names(tmp_path) if not name.endswith(".lock")] == ["index"]
