@@ -147,7 +147,7 @@ def test_in_a_thread_and_beside_a_running_event_loop(made: LoaderSettings) -> No
 
 def run(script: str, *arguments: str, stdin: bool = False) -> list[str]:
     """Lines that a Python script prints in a process of its own."""
-    command = [sys.executable, "-" if stdin else "-c", *([] if stdin else [script]), *arguments]
+    command = [sys.executable, *(["-i", "-q"] if stdin else ["-c", script]), *arguments]
     done = subprocess.run(
         command, input=script if stdin else None, capture_output=True, text=True, timeout=SECONDS, check=False
     )
