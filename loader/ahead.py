@@ -19,13 +19,11 @@ from seqmesh.loader.settings import Blocks, LoaderSettings
 from seqmesh.loader.sources import NO_TABLE, Parts, Sources, ever_drawn, last_epochs
 from seqmesh.loader.state import StreamState
 from seqmesh.loader.stream import NO_LIMIT, begin, order_of, take
-from seqmesh.packer.blocks import CLOSES, FIRST, OPENS, block_at
+from seqmesh.packer.blocks import CLOSES, FIRST, OPENS, block_at, count_windows
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.permute import shuffle_key
 
-WALKED = (
-    1 << 12
-)  # documents that are looked up one by one, to put the parts of a window in the order of their first use
+WALKED = 1 << 12  # documents of a stretch that are looked up, to put its parts in the order of their first use
 WINDOWS = 2  # of parts, that are needed soon: the present one and the next
 IN_ORDER = 4  # parts that are needed soon without a shuffle: the present one and a few more
 
@@ -57,7 +55,7 @@ def needed_at_once(settings: LoaderSettings, sources: Sources, sizes: Int64Array
     It is a bound: the largest parts could come together. It takes the documents of a step to lie in two windows of
     parts at most; those of a window of batching `rows` may lie in more.
     """
-    drawn = [number for number, at_all in enumerate(ever_drawn(settings, sources)) if at_all]
+    drawn = [number for number, at_all in enumerate(ever_drawn(settings, sources)) if at_all and sources.sizes[number]]
     everything = np.unique(np.concatenate([sources.parts[number].number for number in drawn]))
     total = int(sizes[everything].sum())
     if settings.shuffle is True:
@@ -68,10 +66,11 @@ def needed_at_once(settings: LoaderSettings, sources: Sources, sizes: Int64Array
 
 
 def _parts_at_once(settings: LoaderSettings, documents: Int64Array) -> int:
-    """Of one source, which has so many documents in each of its parts."""
+    """Of one source, which has so many documents in each of its parts. Those that batching `rows` packs together lie in
+    two windows, and in as many between these as would fit if they were the smallest."""
     window, windows = (settings.shuffle.window, WINDOWS) if isinstance(settings.shuffle, Blocks) else (1, IN_ORDER)
     if settings.batching == "rows":
-        fewest = int(np.sort(documents)[:window].sum())  # of a whole window of parts
+        fewest = int(np.sort(documents)[: len(documents) // count_windows(len(documents), window)].sum())
         windows = max(windows, (settings.documents_per_window - 2) // max(fewest, 1) + 2)
     held_back = settings.delay.release * (len(settings.delay.thresholds) + 1) if settings.delay else 0
     return windows * window + held_back

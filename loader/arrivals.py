@@ -38,19 +38,16 @@ class Arrivals:
         for number in closed:
             if failure := self.store.failure(number):
                 raise _typed(failure)
-        missing = [number for number in closed if self.store.path(number) is None]
-        if missing:
+        self._open([number for number in closed if self.store.path(number) is not None])
+        if missing := self._closed(numbers):
             self.expect(self.forecast(), now=numbers)
-        else:
-            self._open(closed)
         return not missing
 
     def open(self, numbers: Sequence[int]) -> None:
         """Wait for these. Raises RemoteError, StoreError or ShardError for one that can not be had, LoaderTimeoutError
         for one that takes too long."""
         if closed := self._closed(numbers):
-            if any(self.store.path(number) is None for number in closed):
-                self.expect(self.forecast(), now=numbers)
+            self.expect(self.forecast(), now=numbers)
             try:
                 self.store.wait(closed, WAIT_SECONDS)
             except Exception as error:

@@ -3,8 +3,8 @@
 The client knows the position of the batch it waits for, and says hello again from there whenever something may be
 lost: on a new connection, after a silence, when the loader does not know it, when batches are missing or damaged. What
 an earlier session left in the pipe is dropped. So every batch is delivered once, whatever happens to the messages or to
-the loader in between. A batch's block, in the rank's ring or in a frame, is let go of when no array or tensor over it
-is left.
+the loader in between, also where another one goes on at another address. A batch's block, in the rank's ring or in a
+frame, is let go of when no array or tensor over it is left.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, Literal
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from seqmesh.loader.address import Address
 from seqmesh.loader.arena import Mapping, watched
 from seqmesh.loader.ask import ask_steps
 from seqmesh.loader.batch import NumpyBatch
@@ -53,11 +54,13 @@ from seqmesh.loader.wire import (
 
 ACK_MILLISECONDS = 2  # of waiting after which an ack is sent that was not due yet
 POLL_SECONDS = 0.2  # how often a waiting rank looks whether the loader process lives
+ANSWER_SECONDS = 0.01  # how often a rank looks for the first answer to where the loader is
 SILENCE_SECONDS = 5.0  # several heartbeats: then hello is said again, and again after twice as long
 LINGER_MILLISECONDS = 500  # how long closing may wait for a loader to take the last messages
-# What ends the handshake of a connection. The last one of all says why nobody answers.
-HANDSHAKES = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+# The end of a connection, and what ends the handshake of one. The last handshake of all says why nobody answers.
+EVENTS = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -67,6 +70,10 @@ HANDSHAKES = (
 class Client:
     """One process's connection to a loader: `peer` of the `peers` processes that hold the replica of `rank` together.
 
+    endpoint: where the loader is, or a callable that says so. It is asked in a thread, at start, about every second
+    while there is no connection, and whenever the rank has heard nothing for its patience. Where it says something else
+    than before, the rank goes on there, at its exact next batch; an exception, or no answer yet, means to stay.
+
     timeout: seconds to wait for any answer. credit: bytes of batches that may be under way. alive: called while
     waiting; raises if the loader process is known to be dead for good. transport: `shm` for batches in shared memory,
     `zmq` for frames, `auto` for the first where the endpoint is on this machine for certain. keys: folder of keys, for
@@ -75,7 +82,7 @@ class Client:
 
     def __init__(
         self,
-        endpoint: str,
+        endpoint: str | Callable[[], str],
         *,
         rank: int,
         peer: int = 0,
@@ -93,10 +100,11 @@ class Client:
             raise ValueError(f"timeout is {timeout:g}: must be over 0 seconds")
         if keys is not None:
             check_keys(keys)
-        self.endpoint = endpoint
+        self.endpoint = ""  # none yet
         self.rank, self.peer, self.peers = rank, peer, peers
         self.timeout = timeout
-        self.transport: Transport = transport_of(endpoint, transport)
+        self.transport: Transport = transport_of(endpoint if isinstance(endpoint, str) else "ipc://", transport)
+        self._wanted_transport = transport
         self._process = os.getpid()
         self._name = secrets.token_hex(8)
         self._credit = credit
@@ -107,17 +115,20 @@ class Client:
         self._socket.setsockopt(zmq.RCVHWM, 0)  # credits limit what is queued, in bytes
         self._socket.setsockopt(zmq.RCVTIMEO, ACK_MILLISECONDS)
         self._socket.setsockopt(zmq.IPV6, 1)
-        keep_alive(self._socket, endpoint)
         if keys is not None:
             prove_rank(self._socket, keys)
         self._keys = keys
-        self._monitor = self._socket.get_monitor_socket(HANDSHAKES)
+        self._monitor = self._socket.get_monitor_socket(EVENTS)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        self._connections = 0  # made so far
+        self._connections = 0  # made so far to this endpoint
         self._handshake = 0  # how the last one went; 0: none yet
-        self._socket.connect(endpoint)
+        self._lost = True  # no connection yet, or none any more
+        self._address = Address(endpoint)
+        self._address.ask()
+        if isinstance(endpoint, str):
+            self._connect(endpoint)
         self._position: Position | None = None  # of the batch to come next; None before `subscribe`
         self._session = 0
         self._sequence = 0  # of the batch to come next
@@ -193,6 +204,16 @@ class Client:
         self._socket.close()
         self._context.term()
 
+    def _connect(self, endpoint: str) -> None:
+        """Leave the endpoint that there is, if any, for this one. Raises ValueError or ZMQError for an unfit one."""
+        transport = transport_of(endpoint, self._wanted_transport)
+        keep_alive(self._socket, endpoint)
+        self._socket.connect(endpoint)
+        if self.endpoint:
+            self._socket.disconnect(self.endpoint)
+        self.endpoint, self.transport = endpoint, transport
+        self._connections, self._handshake, self._lost = 0, 0, True
+
     def _check_process(self) -> None:
         """A forked process shares the socket, but has none of the threads that serve it: it would wait for ever."""
         if self._process != os.getpid():
@@ -208,11 +229,14 @@ class Client:
     def _open(self, position: Position | None) -> Welcome:
         self._position = position
         self._ended = False
-        self._patience = min(SILENCE_SECONDS, self.timeout / 2)
+        self._patience = self._first_patience()
         self._hello()
         message, _ = self._receive(Welcome)
         assert isinstance(message, Welcome)
         return message
+
+    def _first_patience(self) -> float:
+        return min(SILENCE_SECONDS, self.timeout / 2)
 
     def _hello(self) -> None:
         """Begin a session at the position of the next batch. Without one, ask for no batches."""
@@ -254,6 +278,7 @@ class Client:
             if (received := self._get()) is None:
                 if not self._wait(left):
                     self._alive()
+                    self._follow()
                     self._break_silence()
                 continue
             header, *frames = received
@@ -277,21 +302,41 @@ class Client:
         """Wait a little for a message; whether there is one. If none comes at once, the loader may wait for an ack."""
         if self._owed or self._acked < self._sequence:
             self.give_back()
-        ready = dict(self._poller.poll(int(min(left, POLL_SECONDS) * 1000) + 1))
+        seconds = POLL_SECONDS if self.endpoint else ANSWER_SECONDS
+        ready = dict(self._poller.poll(int(min(left, seconds) * 1000) + 1))
         if self._monitor in ready:
-            self._note_handshake()
+            self._note_event()
         return self._socket in ready
 
-    def _note_handshake(self) -> None:
+    def _note_event(self) -> None:
         """Say hello on a new connection: the loader behind it may be new, too."""
-        self._handshake = recv_monitor_message(self._monitor)["event"]
-        if self._handshake == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        event = recv_monitor_message(self._monitor)["event"]
+        self._lost = event != zmq.EVENT_HANDSHAKE_SUCCEEDED
+        if event != zmq.EVENT_DISCONNECTED:
+            self._handshake = event
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connections += 1
             if self._connections > 1:  # the first hello waited for the first
                 self._hello()
 
+    def _follow(self) -> None:
+        """Go where the loader is now, if that is elsewhere."""
+        if self._lost:
+            self._address.ask()
+        endpoint = self._address.answer
+        if endpoint in (None, self.endpoint):
+            return
+        try:
+            self._connect(endpoint)
+        except (ValueError, zmq.ZMQError) as error:
+            self._address.refuse(f"{endpoint!r}: {error}")
+        else:
+            self._patience = self._first_patience()
+            self._hello()
+
     def _too_late(self) -> LoaderError:
-        where = f"{self._who}: no answer from the loader at {self.endpoint} within {self.timeout:g} s"
+        at = self.endpoint or "an address that is not known"
+        where = f"{self._who}: no answer from the loader at {at} within {self.timeout:g} s"
         self._settle()
         if self._held and time.monotonic() - self._lively < 3 * HEARTBEAT_SECONDS:
             return CreditError(
@@ -302,6 +347,7 @@ class Client:
             return LoaderTimeoutError(f"{where}: {reason}")
         trouble = f"; the last message was refused: {self._trouble}" if self._trouble else ""
         waiting = f"waiting for batch {self._sequence} of session {self._session}"
+        trouble += self._address.words_of_trouble()
         return LoaderTimeoutError(f"{where} ({waiting}{trouble}): is it running?")
 
     def _take(self, message: Batch, frames: list[Any]) -> NumpyBatch:
@@ -337,6 +383,7 @@ class Client:
     def _break_silence(self) -> None:
         if time.monotonic() - self._heard >= self._patience:
             self._patience *= 2  # a loader that plans a huge step must come to the end of it
+            self._address.ask()
             self._hello()
 
     def _accept(self, message: Message) -> bool:
@@ -366,10 +413,10 @@ class Client:
         return isinstance(message, Batch | Heartbeat | End) and message.sequence > self._sequence
 
     def _check_served(self, welcome: Welcome) -> None:
-        """Raises LoaderError where a loader at the same endpoint serves something else than the one before it."""
+        """Raises LoaderError where a loader serves something else than the one before it, here or elsewhere."""
         if self._served and (self._served.settings, self._served.data) != (welcome.settings, welcome.data):
             raise LoaderError(
-                f"{self._who}: the loader at {self.endpoint} was started again with other settings or data: "
+                f"{self._who}: the loader at {self.endpoint} has other settings or data than the one before it: "
                 f"{welcome.settings}, data {welcome.data}; were {self._served.settings}, data {self._served.data}"
             )
         self._served = welcome

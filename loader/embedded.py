@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Protocol, Self
+from typing import Any, Literal, NoReturn, Self
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -27,10 +27,10 @@ from seqmesh.loader.client import Client
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.exchange import exchange_texts
 from seqmesh.loader.feed import Delivery, Feed, Position
+from seqmesh.loader.inline import Inline, Source
 from seqmesh.loader.order import ServeOptions
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.settings import LoaderSettings
-from seqmesh.loader.steps import count_steps
 from seqmesh.loader.stream import StreamState
 from seqmesh.loader.tensors import TensorMaker, TorchBatch
 
@@ -40,51 +40,20 @@ RESTARTS = 3
 REMEMBERED_STEPS = 64  # ends of steps, for loops that read ahead of what they have trained
 
 
-class Source(Protocol):
-    """Where a rank's batches come from."""
-
-    def subscribe(self, position: Position) -> None: ...
-    def next(self) -> Delivery | None: ...
-    def count_steps(self, state: StreamState) -> int: ...
-    def close(self) -> None: ...
-
-
-class Inline:
-    """Batches read in this process: for tests, debugging and single-process use."""
-
-    def __init__(self, feed: Feed, rank: int) -> None:
-        self._feed = feed
-        self._rank = rank
-        self._position = Position(feed.start)
-
-    def subscribe(self, position: Position) -> None:
-        self._position = position
-
-    def next(self) -> Delivery | None:
-        delivery = self._feed.deliver(self._rank, self._position)
-        if delivery:
-            self._position = delivery.next_position
-        return delivery
-
-    def count_steps(self, state: StreamState) -> int:
-        return count_steps(state, self._feed.shards.lengths, self._feed.settings, self._feed.sources)
-
-    def close(self) -> None:
-        self._feed.shards.close()
-
-
 class Loader(IterableDataset[TorchBatch]):
     """Iterates the `PackedBatch`es of one rank. Every step gives every rank at least one batch (of no tokens where the
     rank has no documents); `batch.last_in_step` says when to reduce and update.
 
-    settings may be None with `endpoint`: the running loader knows them. rank: by default torch.distributed's, else 0.
-    peer, peers: where several processes hold one replica together (tensor and pipeline parallel), which of them this
-    is: all get the same batches, which are read, gathered and kept in memory once. timeout: seconds to wait for the
-    loader, at start and for each batch. credit_bytes: batches read ahead, in bytes: the size of the rank's ring.
-    transport: `shm`, `zmq`, or `auto` for shared memory where the loader is on this machine. keys: folder of keys for a
-    loader on another machine. restarts: how often a loader process that this Loader started, and that dies, is started
-    again (0: never); all ranks of the machine go on at their exact next batch. standby: a second loader process waits
-    to take over. options: see `ServeOptions`. log: file for the loader process's log.
+    settings may be None with `endpoint`: the running loader knows them. endpoint: an address, or a callable that says
+    where the loader is now, and is asked again when it is not heard: see `Client`. rank: by default
+    torch.distributed's, else 0. peer, peers: where several processes hold one replica together (tensor and pipeline
+    parallel), which of them this is: all get the same batches, which are read, gathered and kept in memory once.
+    timeout: seconds to wait for the loader, at start and for each batch. credit_bytes: batches read ahead, in bytes:
+    the size of the rank's ring. transport: `shm`, `zmq`, or `auto` for shared memory where the loader is on this
+    machine. keys: folder of keys for a loader on another machine. restarts: how often a loader process that this Loader
+    started, and that dies, is started again (0: never); all ranks of the machine go on at their exact next batch.
+    standby: a second loader process waits to take over. options: see `ServeOptions`. log: file for the loader process's
+    log.
 
     Tensors are copies, safe to keep. views: instead, the token fields are read-only int32 views of shared memory (on
     the CPU; a GPU gets its copy in any case); the memory is used again when the last tensor over it is gone, and a rank
@@ -104,7 +73,7 @@ class Loader(IterableDataset[TorchBatch]):
         peer: int = 0,
         peers: int = 1,
         mode: Literal["process", "inline"] = "process",
-        endpoint: str | None = None,
+        endpoint: str | Callable[[], str] | None = None,
         transport: Literal["auto", "shm", "zmq"] = "auto",
         keys: str | Path | None = None,
         device: torch.device | str = "cpu",
@@ -291,7 +260,7 @@ class Loader(IterableDataset[TorchBatch]):
         feed = Feed(settings, cache=Cache.default(options.cache, options.cache_bytes))
         self.settings, self._start, self._data = feed.settings, feed.start, feed.data_fingerprint
         self.vocab_size = feed.shards.vocab_size
-        self._source = Inline(feed, self.rank)
+        self._source = Inline(feed, self.rank, options.ledger)
 
     def _open_client(self, settings: LoaderSettings | None, connect: Callable[..., Client]) -> None:
         try:

@@ -53,18 +53,19 @@ def keep_alive(socket: zmq.Socket[bytes], endpoint: str) -> None:
 
 
 @contextlib.contextmanager
-def listening(endpoint: str, *, keys: str | None = None) -> Iterator[zmq.Socket[bytes]]:
-    """A ROUTER socket that is bound to the endpoint. Raises OSError where that can not be."""
+def listening(endpoint: str, *, keys: str | None = None, also: str | None = None) -> Iterator[zmq.Socket[bytes]]:
+    """A ROUTER socket that is bound to the endpoint, and to `also`. Raises OSError where that can not be."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket, contextlib.ExitStack() as stack:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a connection is gone
         socket.setsockopt(zmq.SNDHWM, 0)  # credits limit what is queued, in bytes
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_HEADER_BYTES)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IPV6, 1)
-        keep_alive(socket, endpoint)
+        keep_alive(socket, also or endpoint)
         if keys is not None:
             stack.enter_context(proving_loader(context, socket, Path(keys)))
-        _bind(socket, endpoint)
+        for address in filter(None, (endpoint, also)):
+            _bind(socket, address)
         yield socket
 
 

@@ -61,13 +61,19 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A batch of a rank that is decided and not gathered yet: its outline, which tells the memory it needs, and where
-    the rank goes on."""
+    """A batch of a rank that is decided and not gathered yet: its outline, which tells the memory it needs, the step
+    that it is of, and where the rank goes on."""
 
     rank: int
     outline: Outline
     next_position: Position
     shards: ShardSet
+    step: Step
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the rank's first of the step."""
+        return self.outline.scalars["wave"] == 0
 
     @property
     def nbytes(self) -> int:
@@ -207,4 +213,4 @@ class Feed:
         next_plan = following.digest if following else ""
         drawn = outline(step, rank, position.wave, self.settings, next_plan=next_plan)
         after = step.after if position.wave + 1 == waves else None
-        return Draft(rank, drawn, position.following(after), self.shards)
+        return Draft(rank, drawn, position.following(after), self.shards, step)

@@ -21,6 +21,7 @@ from filelock import FileLock
 
 from seqmesh.loader.errors import LoaderTimeoutError
 from seqmesh.loader.files import atomic_path
+from seqmesh.loader.machine import machine as _machine
 
 
 def built_once(path: Path, build: Callable[[Path], None], timeout: float = 600.0) -> Path:
@@ -70,8 +71,3 @@ def _remove_leftovers(path: Path) -> None:
     reach."""
     for leftover in path.parent.glob(f"{glob.escape(path.name)}.{_machine()}-*.tmp"):
         leftover.unlink(missing_ok=True)
-
-
-def _machine() -> str:
-    """Until it is started anew; the same in all its containers."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -29,15 +29,19 @@ FINAL = {STOPPED, REFUSED} | {code for n in (signal.SIGINT, signal.SIGTERM) for 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """How to serve, whatever is served. standby: wait where another loader has the endpoint, and take over when it is
-    gone. keys: folder of `keys.create_keys`, needed at an address that other machines reach. metrics: address for
-    Prometheus, HOST:PORT. poison: overwrite recycled slots, to find out who still reads one. cache, cache_bytes:
-    folder for copies of data that can not be read in its place, and the most bytes in it, see `cache.Cache`."""
+    gone. keys: folder of `keys.create_keys`, needed at an address that other machines reach. also: a tcp address to
+    listen at beside the endpoint, where that is for the ranks of this machine, and others come from elsewhere. metrics:
+    address for Prometheus, HOST:PORT. ledger: folder to record in what every step trained on, see `ledger`. poison:
+    overwrite recycled slots, to find out who still reads one. cache, cache_bytes: folder for copies of data that can
+    not be read in its place, and the most bytes in it, see `cache.Cache`."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     standby: bool = False
     keys: str | None = None
+    also: str | None = None
     metrics: str | None = None
+    ledger: str | None = None
     poison: bool = False
     cache: str | None = None
     cache_bytes: int | None = None

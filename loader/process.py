@@ -58,6 +58,7 @@ class LoaderProcess:
         self._folder = private_folder()
         self.endpoint = f"ipc://{self._folder / 'loader'}"
         self.log = log or self._folder / "log"
+        self.restarted = 0  # times so far
         self._order = Order(
             settings=settings.resolved(),
             endpoint=self.endpoint,
@@ -179,6 +180,7 @@ class LoaderProcess:
             log.warning("%s; starting it again, %d restarts left", words, restarts - 1)
         self._children.remove(dead)
         dead.end()
+        self.restarted += not final
         if final:
             return restarts
         try:

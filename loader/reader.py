@@ -20,11 +20,13 @@ MAX_HEARTBEATS = 60  # in a row to a rank that says nothing, so that the queue o
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch under way: its bytes and tokens, and its slot where it lies in a ring."""
+    """A batch under way: its bytes and tokens, and its slot where it lies in a ring. begins: the step that it is the
+    rank's first batch of, −1 for another one."""
 
     size: int
     tokens: int
     slot: Slot | None
+    begins: int = -1
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -35,7 +37,8 @@ class Reader:
     limit: bytes that may be under way. sequence: number of the next batch; got: of the first that the rank has not
     acknowledged. under_way: by sequence, what was sent and is not let go of, `used` bytes in all. waiting: the next
     batch while it waits for credit. pidfd: of the process, −1 where unknown. spoken: when something was last sent to
-    it, in seconds of the monotonic clock. unanswered: heartbeats since it last spoke.
+    it, in seconds of the monotonic clock. unanswered: heartbeats since it last spoke. step: of the batch that was last
+    sent in this session, −1 before. continued: whether another loader process served it before this one.
     """
 
     identity: bytes
@@ -56,6 +59,8 @@ class Reader:
     pidfd: int = -1
     spoken: float = field(default_factory=time.monotonic)
     unanswered: int = 0
+    step: int = -1
+    continued: bool = False
 
     @property
     def name(self) -> str:
@@ -70,7 +75,7 @@ class Reader:
         """A session begins at a position."""
         self.session, self.sequence, self.got = hello.session, hello.sequence, hello.sequence
         self.position, self.limit, self.transport = position, hello.credit, hello.transport
-        self.waiting, self.ended = None, False
+        self.waiting, self.ended, self.step = None, False, -1
 
     def may_send(self, size: int) -> bool:
         """Within the credit, or, if nothing is under way, any size: one batch may be larger than all the credit."""
@@ -91,6 +96,10 @@ class Reader:
         new = [self.under_way[n] for n in range(self.got, min(before, self.sequence)) if n in self.under_way]
         self.got = max(self.got, min(before, self.sequence))
         return new
+
+    def unacknowledged(self) -> list[Sent]:
+        """What was sent and has not come, as far as the rank has told."""
+        return [sent for number, sent in self.under_way.items() if number >= self.got]
 
     def let_go(self, before: int, held: Iterable[int] = ()) -> list[Sent]:
         """What the rank lets go of: all batches numbered below `before`, but for those it holds."""

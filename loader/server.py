@@ -23,6 +23,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import filelock
@@ -47,6 +48,8 @@ from seqmesh.loader.order import (
     ServeOptions,
 )
 from seqmesh.loader.ready import first_readable
+from seqmesh.loader.recorder import recording
+from seqmesh.loader.registry import registered
 from seqmesh.loader.service import Service
 from seqmesh.loader.settings import LoaderSettings
 
@@ -64,16 +67,18 @@ def serve(
     standing_by: Callable[[], None] = lambda: None,
     until: Sequence[int] = (),
     options: ServeOptions | None = None,
+    folder: Path | None = None,
 ) -> int:
     """Open the data, bind `endpoint`, call `ready`, and serve until one of the descriptors `until` becomes readable,
     which is returned, or a signal's handler raises. To be called in the main thread. A standby calls `standing_by`
-    where it has to wait for another loader's end.
+    where it has to wait for another loader's end. folder: the private one of this loader; by default it makes one.
 
-    Raises what `Feed` raises for unfit data, OSError for an endpoint that can not be bound, ValueError for one that
-    other machines could reach without keys. Once it serves, only ServingError.
+    Raises what `Feed` raises for unfit data, OSError for an endpoint that can not be bound or a ledger that can not be
+    written, ValueError for an endpoint that other machines could reach without keys. Once it serves, only ServingError.
     """
     options = options or ServeOptions()
-    check_endpoint(endpoint, keys=options.keys)
+    for address in filter(None, (endpoint, options.also)):
+        check_endpoint(address, keys=options.keys)
     counters = Counters()
     feed = Feed(settings, counters, Cache.default(options.cache, options.cache_bytes))
     feed.deliver(0, Position(feed.start))  # compiles what is not in the cache before a rank waits for it
@@ -81,11 +86,13 @@ def serve(
         ended = _take_turn(endpoint, stack, [signals, *until], options, standing_by)
         if ended is not None:
             return ended
-        socket = stack.enter_context(listening(endpoint, keys=options.keys))
+        socket = stack.enter_context(listening(endpoint, keys=options.keys, also=options.also))
         handover = stack.enter_context(handing_over(endpoint))
         stack.enter_context(exposing(options.metrics, counters))
+        recorder = stack.enter_context(recording(options.ledger, feed))
+        stack.enter_context(registered(feed.settings, endpoint, options, folder))
         try:
-            service = Service(feed, socket, handover, poison=options.poison)
+            service = Service(feed, socket, handover, poison=options.poison, recorder=recorder)
             return service.run(ready=ready, until=[signals, *until])
         except Exception as error:
             log.exception("failed while serving: %r", error)
@@ -160,6 +167,7 @@ def _carry_out(order: Order, orders: BinaryIO) -> None:
             standing_by=lambda: _say(STANDBY),
             until=[owner, orders.fileno()],
             options=order.options,
+            folder=Path(order.folder) if order.folder else None,
         )
     except SystemExit:  # by a signal, which the owner may have got as well
         _clear_up_after(owner, order.folder)

@@ -19,6 +19,7 @@ from seqmesh.loader.errors import LoaderError, WireError
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.handover import Handover
 from seqmesh.loader.reader import Reader
+from seqmesh.loader.recorder import Recorder
 from seqmesh.loader.steps import StepCounter
 from seqmesh.loader.stream import StreamState
 from seqmesh.loader.supply import Supply
@@ -48,7 +49,7 @@ class Service:
     """Serves the ranks of one job over a bound ROUTER socket; `run` is its loop.
 
     handover: where ranks get the memory of their rings; None: all blocks travel as frames. poison: overwrite recycled
-    slots, so that whoever still reads one finds out.
+    slots, so that whoever still reads one finds out. recorder: of the ledger.
     """
 
     def __init__(
@@ -58,13 +59,15 @@ class Service:
         handover: Handover | None = None,
         *,
         poison: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         self.feed = feed
         self.socket = socket
         self.handover = handover
         self.job = secrets.token_hex(8)
         self.counters = feed.counters
-        self._supply = Supply(feed, poison=poison)
+        self._recorder = recorder
+        self._supply = Supply(feed, poison=poison, recorder=recorder)
         self._steps = StepCounter(feed)
         self._store = (
             feed.shards.arrivals.store if feed.shards.arrivals else None
@@ -96,6 +99,8 @@ class Service:
             self._notice(each for each in ready if each is not self.socket)
             busy = self._serve()
             self._beat()
+            if self._recorder and self._recorder.due <= time.monotonic():
+                self._recorder.flush()
 
     def _end(self) -> None:
         """What the ranks that are still connected will not get."""
@@ -111,8 +116,9 @@ class Service:
         self._supply.close()
 
     def _idle_milliseconds(self) -> int | None:
-        """How long nothing has to be done by itself: until the next heartbeat is due; None: for ever."""
+        """How long nothing has to be done by itself: until a heartbeat or the ledger is due; None: for ever."""
         due = min((reader.next_heartbeat() for reader in self._readers.values()), default=float("inf"))
+        due = min(due, self._recorder.due) if self._recorder else due
         return None if due == float("inf") else max(0, int((due - time.monotonic()) * 1000) + 1)
 
     # What is heard.
@@ -176,6 +182,7 @@ class Service:
             return
         reader = self._reader(identity, hello, position)
         self._supply.note_delivered(reader, hello.sequence)
+        self._supply.note_lost(reader)
         self._supply.take_back(reader, reader.let_go(1 << 63, hello.held))
         reader.begin(hello, position)
         self.counters.ranks[hello.rank].hellos += 1
@@ -223,6 +230,7 @@ class Service:
             peer=hello.peer,
             peers=hello.peers,
             position=position,
+            continued=hello.session > 1,
         )
         reader.identity = identity
         self._supply.ring(hello.rank).expect(hello.peer)

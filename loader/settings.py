@@ -69,7 +69,7 @@ class Delay:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
     """A shuffle for data whose files are fetched one after the other: files come in a new random order in each epoch,
-    and the documents of `window` files at a time are mixed. Each file is needed during one stretch of an epoch only."""
+    and the documents of at most `window` of them at a time are mixed. Each is needed during one stretch of an epoch."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 

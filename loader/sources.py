@@ -76,9 +76,11 @@ class Sources:
         return len(self.names)
 
     def _parts_of(self, number: int) -> Parts:
-        before = np.searchsorted(self.of(number), self.part_first) if len(self.documents) else self.part_first
+        size = self.sizes[number]
+        whole = np.minimum(self.part_first, size)  # of a source that has no documents, too
+        before = np.searchsorted(self.of(number), self.part_first) if len(self.documents) else whole
         holding = np.flatnonzero(np.diff(before))
-        return Parts(number=holding, first=np.append(before[holding], self.sizes[number]))
+        return Parts(number=holding, first=np.append(before[holding], size))
 
     @property
     def sizes(self) -> Int64Array:

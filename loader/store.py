@@ -101,9 +101,10 @@ class Store:
             self._changed.notify_all()
 
     def failure(self, number: int) -> Exception | None:
-        """Why a part could not be made, until it is tried again."""
+        """Why a part could not be made, until the pause is over, after which `want` has it tried again."""
         with self._changed:
-            return self._agenda.failed.get(number, (None, 0.0))[0]
+            error, when = self._agenda.failed.get(number, (None, 0.0))
+            return error if time.monotonic() - when < self._pause else None
 
     def wait(self, numbers: Iterable[int], timeout: float) -> None:
         """Return once all of these are here; they are wanted before all else. Raises what failed, StoreError at once

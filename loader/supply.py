@@ -14,14 +14,16 @@ import numpy as np
 from seqmesh.loader.arena import Block, Ring, Slot
 from seqmesh.loader.feed import Draft, Feed
 from seqmesh.loader.reader import Reader, Sent
+from seqmesh.loader.recorder import Recorder
 from seqmesh.loader.wire import Batch, block_checksum, encode
 
 
 class Supply:
-    """Batches of one feed for all readers of a machine. poison: overwrite recycled slots."""
+    """Batches of one feed for all readers of a machine. poison: overwrite recycled slots. recorder: of the ledger."""
 
-    def __init__(self, feed: Feed, *, poison: bool) -> None:
+    def __init__(self, feed: Feed, *, poison: bool, recorder: Recorder | None = None) -> None:
         self._feed = feed
+        self._recorder = recorder
         self._counters = feed.counters
         self._poison = poison
         self._rings: dict[int, Ring] = {}
@@ -49,6 +51,12 @@ class Supply:
         for sent in reader.acknowledge(before):
             counters.delivered += 1
             counters.delivered_tokens += sent.tokens
+
+    def note_lost(self, reader: Reader) -> None:
+        """What is under way to the reader and not acknowledged has not come."""
+        for sent in reader.unacknowledged() if self._recorder else ():
+            if self._recorder and sent.begins >= 0:
+                self._recorder.lost(sent.begins, (reader.rank, reader.peer))
 
     def take_back(self, reader: Reader, gone: Iterable[Sent]) -> None:
         """What a reader let go of: slots that may be used again."""
@@ -121,7 +129,16 @@ class Supply:
         counters.sent += 1
         counters.sent_bytes += draft.nbytes
         counters.under_way_bytes += draft.nbytes
-        reader.note_sent(Sent(draft.nbytes, draft.tokens, slot), draft.next_position)
+        begins = draft.step.before.step if draft.is_first else -1
+        reader.note_sent(Sent(draft.nbytes, draft.tokens, slot, begins), draft.next_position)
+        if self._recorder and draft.step.before.step != reader.step:
+            self._record(self._recorder, reader, draft)
+
+    def _record(self, recorder: Recorder, reader: Reader, draft: Draft) -> None:
+        """The reader has come to another step."""
+        reader.step = draft.step.before.step
+        recorder.begin(draft.step, (reader.rank, reader.peer), anew=draft.is_first, continued=reader.continued)
+        reader.continued = False
 
 
 def _header(reader: Reader, draft: Draft, *, arena: str = "", offset: int = 0, checksum: int = 0) -> Batch:

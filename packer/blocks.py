@@ -1,8 +1,9 @@
 """A block shuffle: of items that lie in parts, such as files, only a window of parts is needed at a time.
 
-The parts are put in a keyed random order and taken in windows of so many; the items of a window are permuted by a key
-of its own. Like `permute` this is a function of the position: no buffers, any position in O(log parts), from a table
-with a row for each part. Each part belongs to one window, so it is needed during one stretch of the order only.
+The parts are put in a keyed random order and cut into windows, as equal as can be, since a short one would be mixed
+badly; the items of a window are permuted by a key of its own. Like `permute` this is a function of the position: no
+buffers, any position in O(log parts), from a table with a row for each part. Each part belongs to one window, so it is
+needed during one stretch of the order only.
 """
 
 from __future__ import annotations
@@ -20,15 +21,21 @@ def block_table(first: Int64Array, window: int, key: int) -> Int64Array:
     """The parts in the order that `key` gives to them, int64 [Q, 4]: position where the part's items would begin if
     windows were not shuffled, its first item, position where its window opens, and where that closes.
 
-    first [Q + 1]: the first item of each part, and the number of items; no part is empty. window: parts, at least 1.
+    first [Q + 1]: the first item of each part, and the number of items; no part is empty. window: most parts of one, at
+    least 1.
     """
     parts = len(first) - 1
     order = permutation(parts, key)
     starts = np.zeros(parts + 1, np.int64)
     np.cumsum(np.diff(first)[order], out=starts[1:])
-    opens = np.arange(parts) // window * window
-    closes = np.minimum(opens + min(window, parts), parts)
-    return np.stack([starts[:-1], first[order], starts[opens], starts[closes]], axis=1)
+    bounds = np.arange(count_windows(parts, window) + 1) * parts // max(count_windows(parts, window), 1)
+    opens, closes = (np.repeat(starts[each], np.diff(bounds)) for each in (bounds[:-1], bounds[1:]))
+    return np.stack([starts[:-1], first[order], opens, closes], axis=1)
+
+
+def count_windows(parts: int, window: int) -> int:
+    """How many there are. window: most parts of one."""
+    return -(-parts // window)
 
 
 @jit

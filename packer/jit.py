@@ -7,17 +7,24 @@ release the interpreter lock.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 from llvmlite import ir
 from numba import carray  # type: ignore[attr-defined]  # numba's stubs forget to export it
+from numba.core.caching import FunctionCache
+from numba.core.dispatcher import Dispatcher
 from numba.extending import intrinsic
+
+CONSTANTS = (bool, int, float, str, tuple)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,7 +41,38 @@ def jit(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _compiled(function: Callable[P, R]) -> Callable[P, R]:
-    return cast("Callable[P, R]", numba.njit(cache=True, nogil=True)(function))
+    routine: Any = numba.njit(nogil=True)(function)
+    routine._cache = _Cache(function)  # type: ignore[no-untyped-call]  # numba leaves it untyped
+    return cast("Callable[P, R]", routine)
+
+
+class _Cache(FunctionCache):
+    """Numba looks whether the file of a routine has changed, not whether those of the routines that it calls have,
+    whose code is part of its own: so after an update it would go on with parts of the version before."""
+
+    def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
+        key = super()._index_key(signature, codegen)  # type: ignore[no-untyped-call]  # numba leaves it untyped
+        return (*key, _digest(self._py_func))
+
+
+@cache
+def _digest(function: Any) -> str:
+    """Of the code of a function, of all compiled routines below it, and of the constants that they use."""
+    hasher, found = hashlib.sha256(), [function]
+    for each in found:  # grows while it is read
+        values: list[Any] = []
+        for code in _codes(each.__code__):
+            hasher.update(code.co_code + repr(code.co_names).encode())
+            values += [each.__globals__[name] for name in code.co_names if name in each.__globals__]
+            values += code.co_consts
+        hasher.update(repr([value for value in values if isinstance(value, CONSTANTS)]).encode())
+        found += [v.py_func for v in values if isinstance(v, Dispatcher) and v.py_func not in found]
+    return hasher.hexdigest()
+
+
+def _codes(code: CodeType) -> list[CodeType]:
+    """A function's code, and that of what is defined inside of it."""
+    return [code, *(each for inner in code.co_consts if isinstance(inner, CodeType) for each in _codes(inner))]
 
 
 def _private_folder() -> Path:

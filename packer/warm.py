@@ -10,7 +10,10 @@ import time
 from contextlib import suppress
 from itertools import product
 
+import numpy as np
+
 from seqmesh.packer import balance, bins
+from seqmesh.packer.blocks import block_permutation
 from seqmesh.packer.cost import CostModel
 from seqmesh.packer.mesh import plan_step
 from seqmesh.packer.online import OnlinePacker
@@ -36,6 +39,7 @@ def warmup() -> float:
     _plan()
     plan_rows(LENGTHS, CAPACITY, rows_per_step=2)
     permute(0, 1, mix64(0))
+    block_permutation(np.arange(3), window=1, key=0)
     return time.perf_counter() - started
 
 

@@ -25,7 +25,7 @@ OnError = Literal["stop", "skip"]
 Overlong = Literal["error", "truncate", "split", "drop"]
 Mode = Literal["free", "waves"]
 
-EXTRA_PACKAGES = ("torch", "safetensors", "matplotlib")
+EXTRAS = {"torch": "train", "safetensors": "train", "matplotlib": "train", "ray": "ray"}  # of packages, the extra
 
 
 def _version(wanted: bool) -> None:
@@ -81,11 +81,20 @@ def prepare(
 def inspect(
     folder: Annotated[Path, typer.Argument(help="A shard set.")],
     show: Annotated[int | None, typer.Option(help="Print this document (a row number) as text instead.")] = None,
+    shuffle: Annotated[
+        bool,
+        typer.Option("--shuffle", help="Say instead how well shuffles mix it, and which files they need at a time."),
+    ] = False,
+    window: Annotated[
+        list[int] | None, typer.Option(help="--shuffle: files of a shuffle by blocks; may be repeated.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="--shuffle: of the order of documents (default: 0).")] = None,
+    epoch: Annotated[int | None, typer.Option(help="--shuffle: the epoch of that order (default: 0).")] = None,
 ) -> None:
     """Say what a shard set holds: rows, tokens, lengths, sources."""
     from seqmesh.tools import inspect_set
 
-    inspect_set.run(folder=folder, show=show)
+    inspect_set.run(folder=folder, show=show, shuffle=shuffle, windows=tuple(window or ()), seed=seed, epoch=epoch)
 
 
 @app.command()
@@ -217,6 +226,7 @@ def serve(
     ] = None,
     standby: Annotated[bool, typer.Option("--standby", help="Take over when the loader at the endpoint ends.")] = False,
     metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus.")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="A folder to record in what every step trained on.")] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
     poison: Annotated[bool, typer.Option("--poison", help="Overwrite recycled slots, to find who reads them.")] = False,
 ) -> None:
@@ -231,6 +241,7 @@ def serve(
             standby=standby,
             keys=str(keys) if keys else None,
             metrics=metrics,
+            ledger=str(ledger) if ledger else None,
             poison=poison,
             cache=str(cache) if cache else None,
             cache_bytes=cache_bytes,
@@ -247,6 +258,64 @@ def serve(
         epochs=epochs,
         seed=seed,
     )
+
+
+@app.command()
+def fleet(
+    settings: Annotated[Path, typer.Option(help="A YAML file of loader settings, see docs/loader.md.")],
+    address: Annotated[str, typer.Option(help="Of the Ray cluster; auto: the one that this machine is in.")] = "auto",
+    keys: Annotated[
+        Path | None, typer.Option(help="A folder of `seqmesh keys`, at the same path on every node.")
+    ] = None,
+    node: Annotated[
+        list[str] | None, typer.Option(help="A node's id or address; may be repeated (default: all).")
+    ] = None,
+    num_cpus: Annotated[float, typer.Option(help="CPUs that Ray sets aside for a loader.")] = 1,
+    port: Annotated[int, typer.Option(help="Of the first loader, the next has the next (default: free ones).")] = 0,
+    endpoints: Annotated[
+        Path | None, typer.Option(help="Always say in this file where the loaders are, for ranks that are not on Ray.")
+    ] = None,
+) -> None:
+    """Run a loader on every node of a Ray cluster, in the foreground; Ray starts them again, elsewhere if need be."""
+    from seqmesh.tools import fleet as command
+
+    command.run(
+        file=settings,
+        address=address,
+        keys=keys,
+        nodes=node,
+        num_cpus=num_cpus,
+        port=port,
+        endpoints=endpoints,
+    )
+
+
+@app.command()
+def ledger(
+    folder: Annotated[Path, typer.Argument(help="The folder of `seqmesh serve --ledger`.")],
+    step: Annotated[int | None, typer.Option(help="The step to show (default: say which there are).")] = None,
+    documents: Annotated[bool, typer.Option("--documents", help="List the step's documents.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Show every time that the step was served.")] = False,
+    document: Annotated[int | None, typer.Option(help="Say which steps saw this document (a row number).")] = None,
+    data: Annotated[str | None, typer.Option(help="Where the shard set is by now.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write what is shown to this file, too.")] = None,
+) -> None:
+    """Say what a step trained on, from the records of the loaders that served it."""
+    from seqmesh.tools import ledger as command
+
+    command.run(folder=folder, step=step, documents=documents, every=all_, document=document, data=data, json_path=json)
+
+
+@app.command()
+def doctor(
+    clean: Annotated[bool, typer.Option("--clean", help="Remove what loaders that were killed have left.")] = False,
+    port: Annotated[list[int] | None, typer.Option(help="Say who has this TCP port; may be repeated.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write what is found to this file, too.")] = None,
+) -> None:
+    """Say which loaders run on this machine, what killed ones have left, and whether the machine is fit."""
+    from seqmesh.tools import doctor as command
+
+    command.run(clean=clean, ports=tuple(port or ()), json_path=json)
 
 
 @app.command()
@@ -312,9 +381,9 @@ def main() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        if debug or error.name not in EXTRA_PACKAGES:
+        if debug or error.name not in EXTRAS:
             raise
-        _fail(f"this command needs {error.name}: pip install 'seqmesh[train]'")
+        _fail(f"this command needs {error.name}: pip install 'seqmesh[{EXTRAS[error.name]}]'")
     except USER_ERRORS as error:
         if debug:
             raise

@@ -20,6 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from seqmesh.loader.manifest import LENGTHS_NAME, FileEntry, Manifest, read_manifest
+from seqmesh.tools import shuffles
+from seqmesh.tools.shuffles import ShuffleOptions
 
 PERCENTILES = (1, 25, 50, 75, 90, 99, 100)
 LONG_ABOVE = (4096, 32768, 131072)
@@ -146,9 +148,26 @@ def length_histogram(lengths: Int64Array) -> tuple[Bucket, ...]:
     )
 
 
-def run(*, folder: Path, show: int | None = None, console: Console | None = None) -> None:
-    """The whole command: tables about the set, or with `show` one document as text."""
+def run(
+    *,
+    folder: Path,
+    show: int | None = None,
+    shuffle: bool = False,
+    windows: tuple[int, ...] = (),
+    seed: int | None = None,
+    epoch: int | None = None,
+    console: Console | None = None,
+) -> None:
+    """The whole command: tables about the set, or with `show` one document as text, or with `shuffle` a table of
+    shuffles, to which the other options belong. Raises ValueError for options that do not go together."""
     console = console or Console()
+    if shuffle and show is not None:
+        raise ValueError("show and shuffle are both set: ask for one of them")
+    if shuffle:
+        shuffles.run(folder, ShuffleOptions(windows=windows, seed=seed or 0, epoch=epoch or 0), console)
+        return
+    if windows or seed is not None or epoch is not None:
+        raise ValueError("window, seed and epoch belong to --shuffle, which is not set")
     if show is not None:
         _print_document(console, folder, show)
         return

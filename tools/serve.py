@@ -51,6 +51,7 @@ def run(
             ready=lambda: _say(console, settings, endpoint, options),
             standing_by=lambda: console.print(f"standing by for {endpoint}", highlight=False, soft_wrap=True),
             options=options,
+            folder=folder,
         )
     except ServingError:
         raise SystemExit(FAILED) from None

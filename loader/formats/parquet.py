@@ -34,6 +34,7 @@ def files_of(location: Location, sizes: dict[str, int], reading: Reading) -> Fil
         sizes=chosen,
         opened=partial(chunks, column=reading.column),
         bring=partial(bring, location, reading),
+        beside=not location.is_local,
         options=str(token_dtype(reading.vocab_size)),
     )
 

@@ -32,6 +32,7 @@ from seqmesh.packer.lengths import Int64Array
 
 INDEX_VERSION = 1
 METADATA = "seqmesh"
+SCAN_SECONDS = 12 * 3600.0  # that another job's pass over the data is waited for
 ACCOUNT_SECONDS = 60.0  # for other processes to let go of the cache's account
 
 
@@ -39,13 +40,15 @@ ACCOUNT_SECONDS = 60.0  # for other processes to let go of the cache's account
 class Files:
     """A set of files that must be scanned. sizes: bytes by name, in order. opened: the chunks of a local Arrow file;
     the second argument is what messages call it. bring: makes the local Arrow file of a file of the set; None where
-    that is one, and here. options: what else decides the bytes of that file."""
+    that is one, and here. beside: that the file itself lies beside it meanwhile. options: what else decides its bytes.
+    """
 
     location: Location
     format: FormatName
     sizes: dict[str, int]
     opened: Callable[[Path, str], list[Chunk]]
     bring: Callable[[str, Path], None] | None
+    beside: bool = False
     options: str = ""
 
 
@@ -63,7 +66,9 @@ def catalog(files: Files, reading: Reading, cache: Cache) -> Catalog:
     """Raises ShardError for a file that can not be read, unless it is to be left out."""
     key = cache_key(files, reading)
     path = built_once(
-        cache.folder / f"{key}-index.arrow", lambda target: _write_index(files, reading, cache, key, target)
+        cache.folder / f"{key}-index.arrow",
+        lambda target: _write_index(files, reading, cache, key, target),
+        timeout=SCAN_SECONDS,
     )
     return _read_index(path, files, reading, key)
 
@@ -124,7 +129,7 @@ def _scan(files: Files, name: str, path: Path, found: _Found) -> None:
     names = [_source_names(chunk, where) for chunk in chunks]
     lengths = [chunk.lengths for chunk in chunks]
     rows, tokens = sum(map(len, lengths)), sum(int(each.sum()) for each in lengths)
-    kept = path.stat().st_size
+    kept = path.stat().st_size + files.sizes[name] * files.beside
     found.parts.append(Part(file=name, rows=rows, tokens=tokens, size=files.sizes[name], kept=kept))
     found.lengths += lengths
     found.supervised += supervised

@@ -6,16 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.tools import doctor
+from seqmesh.tools.leftovers import find_leftovers
 from tests.serving import SECONDS, RankProcess, digests_inline, is_running, wait_until
 from tests.support import killed_after, long_tail, make_set, settings_for
 
@@ -29,6 +33,8 @@ from seqmesh.loader.client import Client
 from seqmesh.loader.feed import Position
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.tools import doctor
+from seqmesh.tools.leftovers import find_leftovers
 from seqmesh.loader.stream import StreamState
 with LoaderProcess(LoaderSettings.from_json(sys.argv[1]), restarts=3) as process:
     client = Client(process.endpoint, rank=0, credit=4096, timeout=20, alive=process.check)
@@ -53,6 +59,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> LoaderSettings:
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
@@ -155,37 +162,15 @@ def test_loaders_that_come_and_go_leave_no_descriptors(settings: LoaderSettings)
         wait_until(lambda: open_descriptors(process.pid) <= theirs, GRACE_SECONDS)
 
 
-# Holds views of more than /dev/shm could take.
-IN_SMALL_SHARED_MEMORY = """
-import json, os, sys
-from seqmesh.loader import Loader, LoaderSettings
-from seqmesh.loader.batch import batch_digest
-space = os.statvfs("/dev/shm")
-assert space.f_blocks * space.f_frsize == 64 << 20, "the mount has failed"
-with Loader(LoaderSettings.from_json(sys.argv[1]), rank=0, views=True, credit_bytes=256 << 20, timeout=20) as loader:
-    held = list(loader)
-print(json.dumps([[batch_digest(batch) for batch in held], os.listdir("/dev/shm")]))
-"""
-
-
-def may_mount() -> bool:
-    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
-    try:
-        return subprocess.run(command, capture_output=True).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(not may_mount(), reason="may not mount a small /dev/shm in a namespace of its own")
-def test_a_ring_may_be_larger_than_shared_memory_with_names(tmp_path: Path) -> None:
-    tokens = 80_000  # just under 1 MiB a batch
-    data = make_set(tmp_path, [tokens] * 10, shard_tokens=4 * tokens)
-    settings = settings_for(data, tokens_per_step=tokens, capacity=tokens, epochs=8).resolved()
-    script = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
-    command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", IN_SMALL_SHARED_MEMORY]
-    done = subprocess.run([*command, settings.to_json().decode()], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    digests, left = json.loads(done.stdout)
-    assert digests == digests_inline(settings, 0)
-    assert len(digests) == 80
-    assert left == []
+def test_the_doctor_removes_what_killed_jobs_left_and_nothing_else(settings: LoaderSettings, runtime: Path) -> None:
+    before = shared_memory()
+    with job(settings) as killed, job(settings) as living:
+        for pid in (killed.process.pid, killed.loader):
+            os.kill(pid, signal.SIGKILL)
+        killed.process.wait()
+        assert len(find_leftovers([runtime])) == 1
+        doctor.run(clean=True, console=Console(quiet=True))
+        (left,) = runtime.iterdir()
+        assert str(left) in living.endpoint
+        assert living.finish() == digests_inline(settings, 0)
+    assert (list(runtime.iterdir()), shared_memory()) == ([], before)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from seqmesh.loader.settings import Blocks
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.permute import mix64, permutation, shuffle_key
 
+T = TypeVar("T")
 SHUFFLES = (True, False, Blocks(window=1), Blocks(window=2), Blocks(window=100))
 
 
@@ -33,15 +35,15 @@ def plain_windows(
     if not isinstance(shuffle, Blocks):
         return [shuffled(documents, key) if shuffle else list(documents)]
     held = [[document for document in documents if a <= document < b] for a, b in pairwise(part_first)]
-    parts = [part for part in held if part]
-    order = [parts[number] for number in permutation(len(parts), key).tolist()]
-    windows, before = [], 0
-    for start in range(0, len(order), shuffle.window):
-        together = [document for part in order[start : start + shuffle.window] for document in part]
+    order = shuffled([part for part in held if part], key)
+    windows, before, count = [], 0, -(-len(order) // shuffle.window)
+    for n in range(count):
+        parts = order[n * len(order) // count : (n + 1) * len(order) // count]
+        together = [document for part in parts for document in part]
         windows.append(shuffled(together, mix64(key ^ before)))
         before += len(together)
     return windows
 
 
-def shuffled(items: Sequence[int], key: int) -> list[int]:
+def shuffled(items: Sequence[T], key: int) -> list[T]:
     return [items[place] for place in permutation(len(items), key).tolist()]

@@ -186,7 +186,7 @@ def test_a_loader_with_other_settings_is_not_taken_for_the_one_before(
                 client.subscribe(start)
                 take(client, 1)
             else:
-                with pytest.raises(LoaderError, match="was started again with other settings or data"):
+                with pytest.raises(LoaderError, match="has other settings or data than the one before it"):
                     take(client)
     client.close()
 

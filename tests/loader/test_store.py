@@ -136,7 +136,7 @@ def test_copies_come_in_the_order_that_is_wanted(tmp_path: Path) -> None:
 def test_the_descriptor_tells_what_came_and_what_failed(tmp_path: Path) -> None:
     parts = Parts(3)
     parts.failing[1] = RemoteError("the storage burns")
-    with opened(tmp_path, parts, 1000, pause=0.2) as store:
+    with opened(tmp_path, parts, 1000, pause=1.5) as store:
         poll = select.poll()
         poll.register(store.descriptor, select.POLLIN)
         assert not poll.poll(0)
@@ -157,7 +157,7 @@ def test_the_descriptor_tells_what_came_and_what_failed(tmp_path: Path) -> None:
         with pytest.raises(RemoteError, match="the storage burns"):
             store.wait([1], SECONDS)
         del parts.failing[1]
-        time.sleep(0.25)
+        until(lambda: store.failure(1) is None)  # forgotten
         store.wait([1], SECONDS)
         assert store.failure(1) is None
         assert store.counters.failures == 1
@@ -209,8 +209,7 @@ def test_what_is_held_stays_and_reading_ahead_waits_for_room(tmp_path: Path) -> 
 def test_what_is_needed_sooner_goes_before_what_is_needed_later(tmp_path: Path) -> None:
     parts = Parts(6)
     with opened(tmp_path, parts, 2 * SIZE) as store:
-        store.want([0, 1, 2])
-        until(lambda: here(tmp_path) == {"p0", "p1"})
+        store.wait([0, 1], SECONDS)
         store.want([5, 0, 1, 2])  # 5 has no room, unless 1 is given up, though it is here
         until(lambda: here(tmp_path) == {"p0", "p5"})
         store.let_go(5)
@@ -220,7 +219,7 @@ def test_what_is_needed_sooner_goes_before_what_is_needed_later(tmp_path: Path) 
 
 def test_no_room_is_an_error_for_who_waits(tmp_path: Path) -> None:
     parts = Parts(4)
-    with opened(tmp_path, parts, 2 * SIZE, deadline=0.3, pause=0) as store:
+    with opened(tmp_path, parts, 2 * SIZE, deadline=0.3, pause=0.3) as store:
         store.wait([0, 1], SECONDS)
         assert store.path(0) and store.path(1)
         expected = (
@@ -237,6 +236,7 @@ def test_no_room_is_an_error_for_who_waits(tmp_path: Path) -> None:
         until(lambda: store.path(3) is None and store.failure(3) is not None)  # needed, but none came at the deadline
         assert here(tmp_path) == {"p0", "p1"}
         store.let_go(1)
+        until(lambda: store.failure(2) is None)
         store.wait([2], SECONDS)  # goes on once there is room
 
 

@@ -12,7 +12,22 @@ import pytest
 from seqmesh.loader.embedded import Loader
 from tests.support import killed_after, make_set
 
-COMMANDS = ["prepare", "inspect", "verify", "pack", "plan", "serve", "keys", "train", "report", "bench", "demo"]
+COMMANDS = [
+    "prepare",
+    "inspect",
+    "verify",
+    "pack",
+    "plan",
+    "serve",
+    "fleet",
+    "ledger",
+    "doctor",
+    "keys",
+    "train",
+    "report",
+    "bench",
+    "demo",
+]
 
 
 def seqmesh(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -33,6 +48,14 @@ def test_every_command_explains_itself(command: str) -> None:
     assert result.returncode == 0
     assert "Usage:" in result.stdout
     assert result.stderr == ""
+
+
+def test_an_extra_that_is_missing_is_named() -> None:
+    code = "import sys; sys.modules['ray'] = None; from seqmesh.tools.cli import main; main()"
+    command = [sys.executable, "-c", code, "fleet", "--settings", "/dev/null"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.stderr == "error: this command needs ray: pip install 'seqmesh[ray]'\n"
+    assert result.returncode == 1
 
 
 def test_version() -> None:

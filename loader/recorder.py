@@ -1,0 +1,169 @@
+"""`Recorder`: writes the ledger of what a loader process serves, see `ledger`, many steps at a time.
+
+A step is recorded when a rank is sent its first batch of it, not when it is planned ahead. A SIGKILL loses about a
+second of steps: they can be planned again. Nothing that happens to the file ends a training run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import pyarrow as pa
+
+from seqmesh.loader.feed import Feed
+from seqmesh.loader.ledger import END, SCHEMA, SUFFIX, Head, Row, record_batch
+from seqmesh.loader.planner import Step
+from seqmesh.loader.state import StreamState
+
+SECONDS = 1.0  # that a step waits to be written, at most
+MOST_STEPS = 256  # that wait
+MOST_DOCUMENTS = 1 << 15  # of them all: more than the caches of a core hold would cost more
+REMEMBERED = 1 << 12  # steps that are not recorded again for a rank which comes later
+
+log = logging.getLogger("seqmesh.loader")
+
+Place = tuple[int, int]  # rank and peer
+
+
+@dataclass(slots=True)
+class _Served:
+    """A step that was recorded. begun: a bit for each place that has begun it since."""
+
+    before: StreamState
+    begun: int
+
+
+class Recorder:
+    """A new file in `folder`, and what waits to be written to it. due: when that is to be done, in seconds of the
+    monotonic clock."""
+
+    def __init__(self, folder: Path, feed: Feed) -> None:
+        """Raises OSError where the file can not be made."""
+        head = Head(
+            settings=feed.settings,
+            data=feed.data_fingerprint,
+            sources=feed.sources.names,
+            seqmesh=version("seqmesh"),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            begun=datetime.now(UTC),
+        )
+        self.path = folder / f"{head.begun:%Y%m%dT%H%M%S.%fZ}-{head.host}-{head.pid}-{secrets.token_hex(2)}{SUFFIX}"
+        self.due = float("inf")
+        self._file, self._size = _create(self.path, SCHEMA.with_metadata(head.to_metadata()).serialize())
+        self._rows: list[Row] = []
+        self._documents = 0
+        self._served: dict[int, _Served] = {}
+        self._bits: dict[Place, int] = {}
+        self._failed = False
+
+    def begin(self, step: Step, place: Place, *, anew: bool = True, continued: bool = False) -> None:
+        """A rank is sent its first batch of a step; with `anew` False another one, with which it goes on. The step is
+        recorded, unless it is for other ranks already: once more where this one had begun it before. continued: the
+        rank was served by another loader process before."""
+        bit = self._bits.setdefault(place, 1 << len(self._bits))
+        served = self._served.get(number := step.before.step)
+        same = served is not None and (served.before is step.before or served.before == step.before)
+        if served is not None and same and not (anew and served.begun & bit):
+            served.begun |= bit
+            return
+        self._remember(number, _Served(step.before, bit))
+        self._rows.append(Row(step, time.time_ns() // 1000, continued))
+        self._documents += len(step.documents.document)
+        if len(self._rows) == 1:
+            self.due = time.monotonic() + SECONDS
+        if len(self._rows) >= MOST_STEPS or self._documents >= MOST_DOCUMENTS:
+            self.flush()
+
+    def lost(self, step: int, place: Place) -> None:
+        """What a rank was sent of a step has not come: it has not begun it."""
+        if served := self._served.get(step):
+            served.begun &= ~self._bits.get(place, 0)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        rows, self._rows, self._documents, self.due = self._rows, [], 0, float("inf")
+        if rows and self._file >= 0:
+            try:
+                self._write(memoryview(record_batch(rows).serialize()))
+            except OSError as error:
+                self._forgo(rows, error)
+
+    def close(self) -> None:
+        """Write what waits, and close the file. Does nothing the second time."""
+        self.flush()
+        if self._file >= 0:
+            with contextlib.suppress(OSError):
+                self._write(memoryview(END))
+            os.close(self._file)
+            self._file = -1
+
+    def _remember(self, number: int, served: _Served) -> None:
+        self._served.pop(number, None)
+        self._served[number] = served
+        if len(self._served) > REMEMBERED:
+            del self._served[next(iter(self._served))]
+
+    def _write(self, message: memoryview) -> None:
+        _write_all(self._file, message)
+        self._size += len(message)
+
+    def _forgo(self, rows: list[Row], error: OSError) -> None:
+        """Go on without these: half a record is cut off, so that the next one can be read."""
+        if not self._failed:
+            first, last = rows[0].step.before.step, rows[-1].step.before.step
+            log.warning(
+                "%s can not be written (%s): steps %d to %d are not in the ledger, serving goes on",
+                self.path,
+                error.strerror,
+                first,
+                last,
+            )
+        self._failed = True
+        try:
+            os.ftruncate(self._file, self._size)
+        except OSError:  # nothing can be added behind a torn record
+            os.close(self._file)
+            self._file = -1
+
+
+def _create(path: Path, head: pa.Buffer) -> tuple[int, int]:
+    """A new file with a head: its descriptor and size."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            _write_all(file, memoryview(head))
+        except OSError:
+            os.close(file)
+            path.unlink()
+            raise
+    except OSError as error:
+        raise OSError(f"the ledger can not be written in {path.parent}: {error.strerror or error}") from error
+    return file, len(head)
+
+
+def _write_all(file: int, message: memoryview) -> None:
+    while message:
+        message = message[os.write(file, message) :]
+
+
+@contextlib.contextmanager
+def recording(folder: str | None, feed: Feed) -> Iterator[Recorder | None]:
+    """A recorder while the block runs; None where no folder is given. Raises as `Recorder` does."""
+    recorder = None if folder is None else Recorder(Path(folder), feed)
+    try:
+        yield recorder
+    finally:
+        if recorder:
+            recorder.close()
