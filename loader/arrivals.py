@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.catalog import Chunk
 from seqmesh.loader.errors import LoaderError, ShardError
 from seqmesh.loader.formats.detect import OpenSet
-from seqmesh.loader.store import Keep, Store
+from seqmesh.loader.storage.cache import Cache
+from seqmesh.loader.storage.store import Keep, Store
 
 WAIT_SECONDS = 120.0  # for a part that is needed now; fetching gives up earlier where nothing comes
 

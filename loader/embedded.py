@@ -22,7 +22,6 @@ from typing import Any, Literal, NoReturn, Self
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.client import Client
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.exchange import exchange_texts
@@ -31,6 +30,7 @@ from seqmesh.loader.inline import Inline, Source
 from seqmesh.loader.order import ServeOptions
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.loader.storage.cache import Cache
 from seqmesh.loader.stream import StreamState
 from seqmesh.loader.tensors import TensorMaker, TorchBatch
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.catalog import Catalog, Chunk, Reading
 from seqmesh.loader.formats import huggingface, megatron, parquet, scanned, seqmesh
 from seqmesh.loader.formats.scanned import Files
-from seqmesh.loader.location import Location
 from seqmesh.loader.manifest import MANIFEST_NAME
+from seqmesh.loader.storage.cache import Cache
+from seqmesh.loader.storage.location import Location
 
 FORMATS = "a shard set, Parquet files, a Hugging Face saved dataset, Megatron .bin and .idx"
 

@@ -16,8 +16,8 @@ from seqmesh.loader.catalog import COLUMN, Chunk, Reading
 from seqmesh.loader.chunks import TARGETS, chunk_of, is_id_list
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.formats.scanned import Files
-from seqmesh.loader.location import Location
 from seqmesh.loader.manifest import token_dtype
+from seqmesh.loader.storage.location import Location
 
 ENDING = ".parquet"
 BATCH_IDS = 1 << 24  # decoded at a time, about: bounds memory, and keeps 32-bit offsets from overflowing

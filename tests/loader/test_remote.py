@@ -12,9 +12,7 @@ import pytest
 
 from seqmesh.loader.ahead import needed_at_once
 from seqmesh.loader.batch import batch_digest
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.client import Client
-from seqmesh.loader.copies import FOLDER
 from seqmesh.loader.errors import RemoteError, ShardError
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.order import ServeOptions
@@ -22,6 +20,8 @@ from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.settings import Blocks, LoaderSettings
 from seqmesh.loader.shards import ShardSet
 from seqmesh.loader.state import StreamState
+from seqmesh.loader.storage.cache import Cache
+from seqmesh.loader.storage.copies import FOLDER
 from seqmesh.tools.shard_writer import write_shards
 from tests.formats import write_all
 from tests.serving import SECONDS, served_here
