@@ -69,9 +69,8 @@ class Service:
         self._recorder = recorder
         self._supply = Supply(feed, poison=poison, recorder=recorder)
         self._steps = StepCounter(feed)
-        self._store = (
-            feed.shards.arrivals.store if feed.shards.arrivals else None
-        )  # whence parts arrive that ranks wait for
+        arrivals = feed.shards.arrivals
+        self._store = arrivals.store if arrivals else None  # tells of parts that arrive, for which ranks wait
         self._readers: dict[bytes, Reader] = {}
         self._left: list[Reader] = []  # served no longer, but their processes may still look at slots
         self._poller = zmq.Poller()
