@@ -1,7 +1,7 @@
 """`seqmesh bench sources`: other formats, and data at URLs, beside shard sets on the disk.
 
-The same documents in every format the loader reads. One pass over all batches of each is timed in this process, after
-the first has brought what is decoded into the cache; in turns. Cold starts are timed from nothing to the first batch:
+The same documents in every format the loader reads. Whole passes over all batches, which are planned beforehand and
+gathered in shuffled order, are timed in this process, in turns, after what is decoded is in the cache. Cold starts are timed from nothing to the first batch:
 an empty cache, a storage over HTTP on loopback, in a process of its own; they end in memory, so bandwidth and delays of
 a real storage come on top, and what counts is how many bytes had to come first (`fetched`).
 
@@ -26,7 +26,7 @@ from seqmesh.benchmarks.harness import Results, Row, Spread, chosen_peers, inter
 from seqmesh.benchmarks.lengths import python_documents
 from seqmesh.benchmarks.range_server import serving
 from seqmesh.benchmarks.shards import random_shards, scratch_folder
-from seqmesh.loader.feed import Feed, Position
+from seqmesh.loader.feed import Draft, Feed, Position
 from seqmesh.loader.formats.megatron import DTYPES, MAGIC
 from seqmesh.loader.gather import Int32Array
 from seqmesh.loader.settings import Blocks, LoaderSettings
@@ -96,10 +96,11 @@ def _settings_at(place: Path | str, shuffle: bool | Blocks = True) -> LoaderSett
 
 
 def rates(places: dict[str, Path], folder: Path, repeats: int) -> Results:
-    """Whole passes, in turns."""
+    """Whole passes over batches that were planned beforehand, in turns."""
     feeds = {name: Feed(_settings_at(place), cache=Cache(folder=folder)) for name, place in places.items()}
     tokens = int(feeds[SHARDS].shards.lengths.sum())
-    spreads = measure({name: partial(_pass, feed) for name, feed in feeds.items()}, repeats)
+    drafts = {name: _drafts(feed) for name, feed in feeds.items()}
+    spreads = measure({name: partial(_pass, planned) for name, planned in drafts.items()}, repeats)
     rows = {
         name: row("format", name, spread.rate(tokens / 1e6), "Mtok/CPU-s", tokens=tokens)
         for name, spread in spreads.items()
@@ -108,12 +109,20 @@ def rates(places: dict[str, Path], folder: Path, repeats: int) -> Results:
     return Results(rows=tuple(rows.values()), ratios=ratios)
 
 
-def _pass(feed: Feed) -> None:
-    """Order, plans and all batches, to memory that is used again."""
-    block, position = np.empty(8 * CAPACITY, np.uint8), Position(feed.start)
+def _drafts(feed: Feed) -> list[Draft]:
+    """All batches of the set, planned."""
+    position, found = Position(feed.start), []
     while (draft := feed.draft(0, position)) is not None:
-        draft.write(block)
+        found.append(draft)
         position = draft.next_position
+    return found
+
+
+def _pass(drafts: list[Draft]) -> None:
+    """Gather them, to memory that is used again."""
+    block = np.empty(8 * CAPACITY, np.uint8)
+    for draft in drafts:
+        draft.write(block)
 
 
 def starts(places: dict[str, Path], scratch: Path, repeats: int) -> Results:
