@@ -1,9 +1,10 @@
 """`seqmesh bench sources`: other formats, and data at URLs, beside shard sets on the disk.
 
 The same documents in every format the loader reads. Whole passes over all batches, which are planned beforehand and
-gathered in shuffled order, are timed in this process, in turns, after what is decoded is in the cache. Cold starts are timed from nothing to the first batch:
-an empty cache, a storage over HTTP on loopback, in a process of its own; they end in memory, so bandwidth and delays of
-a real storage come on top, and what counts is how many bytes had to come first (`fetched`).
+gathered in shuffled order, are timed in this process, in turns, after what is decoded is in the cache. Cold starts are
+timed from nothing to the first batch: an empty cache, a storage over HTTP on loopback, in a process of its own; they
+end in memory, so bandwidth and delays of a real storage come on top, and what counts is how many bytes had to come
+first (`fetched`).
 
     source_rate_vs_shards   million tokens per CPU-second, beside those of the shard set
     cold_start_vs_local     seconds to the first batch, beside those of the shard set on the disk
