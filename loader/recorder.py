@@ -20,19 +20,21 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from seqmesh.loader.entries import SCHEMA, Row, record_batch, trivial_lists
 from seqmesh.loader.feed import Feed
-from seqmesh.loader.ledger import END, SCHEMA, SUFFIX, Head, Row, record_batch
+from seqmesh.loader.ledger import END, SUFFIX, UNWRITTEN, Head
 from seqmesh.loader.planner import Step
 from seqmesh.loader.state import StreamState
 
 SECONDS = 1.0  # that a step waits to be written, at most
-MOST_STEPS = 256  # that wait
-MOST_DOCUMENTS = 1 << 15  # of them all: more than the caches of a core hold would cost more
+MOST_BEGINNINGS = UNWRITTEN  # of steps by ranks, that wait
+MOST_DOCUMENTS = 1 << 15  # of the steps that wait: 8 MiB or so of plans are kept for them
 REMEMBERED = 1 << 12  # steps that are not recorded again for a rank which comes later
 
 log = logging.getLogger("seqmesh.loader")
 
 Place = tuple[int, int]  # rank and peer
+Beginning = tuple[Step, Place, bool, bool, int]  # as `Recorder.begin` has them, and when, in nanoseconds
 
 
 @dataclass(slots=True)
@@ -61,8 +63,11 @@ class Recorder:
         self.path = folder / f"{head.begun:%Y%m%dT%H%M%S.%fZ}-{head.host}-{head.pid}-{secrets.token_hex(2)}{SUFFIX}"
         self.due = float("inf")
         self._file, self._size = _create(self.path, SCHEMA.with_metadata(head.to_metadata()).serialize())
-        self._rows: list[Row] = []
+        self._trivial = trivial_lists(feed.settings)
+        self._waiting: list[Beginning] = []
+        self._newest: Step | None = None  # of those that wait
         self._documents = 0
+        self._rows: list[Row] = []
         self._served: dict[int, _Served] = {}
         self._bits: dict[Place, int] = {}
         self._failed = False
@@ -71,31 +76,28 @@ class Recorder:
         """A rank is sent its first batch of a step; with `anew` False another one, with which it goes on. The step is
         recorded, unless it is for other ranks already: once more where this one had begun it before. continued: the
         rank was served by another loader process before."""
-        bit = self._bits.setdefault(place, 1 << len(self._bits))
-        served = self._served.get(number := step.before.step)
-        same = served is not None and (served.before is step.before or served.before == step.before)
-        if served is not None and same and not (anew and served.begun & bit):
-            served.begun |= bit
-            return
-        self._remember(number, _Served(step.before, bit))
-        self._rows.append(Row(step, time.time_ns() // 1000, continued))
-        self._documents += len(step.documents.document)
-        if len(self._rows) == 1:
+        self._waiting.append((step, place, anew, continued, time.time_ns()))
+        if step is not self._newest:
+            self._newest = step
+            self._documents += len(step.documents.document)
+        if len(self._waiting) == 1:
             self.due = time.monotonic() + SECONDS
-        if len(self._rows) >= MOST_STEPS or self._documents >= MOST_DOCUMENTS:
+        if len(self._waiting) >= MOST_BEGINNINGS or self._documents >= MOST_DOCUMENTS:
             self.flush()
 
     def lost(self, step: int, place: Place) -> None:
         """What a rank was sent of a step has not come: it has not begun it."""
+        self._sort_out()
         if served := self._served.get(step):
             served.begun &= ~self._bits.get(place, 0)
 
     def flush(self) -> None:
         """Write what waits."""
+        self._sort_out()
         rows, self._rows, self._documents, self.due = self._rows, [], 0, float("inf")
         if rows and self._file >= 0:
             try:
-                self._write(memoryview(record_batch(rows).serialize()))
+                self._write(memoryview(record_batch(rows, self._trivial).serialize()))
             except OSError as error:
                 self._forgo(rows, error)
 
@@ -107,6 +109,23 @@ class Recorder:
                 self._write(memoryview(END))
             os.close(self._file)
             self._file = -1
+
+    def _sort_out(self) -> None:
+        """Find which beginnings are recorded. Many at a time: between two batches it would be done in a cold cache."""
+        waiting, self._waiting, self._newest = self._waiting, [], None
+        for step, place, anew, continued, nanoseconds in waiting:
+            if self._is_new(step.before, place, anew):
+                self._rows.append(Row(step, nanoseconds // 1000, continued))
+
+    def _is_new(self, before: StreamState, place: Place, anew: bool) -> bool:
+        bit = self._bits.setdefault(place, 1 << len(self._bits))
+        served = self._served.get(before.step)
+        same = served is not None and (served.before is before or served.before == before)
+        if served is not None and same and not (anew and served.begun & bit):
+            served.begun |= bit
+            return False
+        self._remember(before.step, _Served(before, bit))
+        return True
 
     def _remember(self, number: int, served: _Served) -> None:
         self._served.pop(number, None)
