@@ -1,15 +1,16 @@
-"""Steps as the columns of a ledger, see `ledger`: what is written of each, in few touches, and how it is read again.
+"""`Entries`: steps as the columns of a ledger, see `ledger`, gathered one by one until they are written together.
 
 Lists that the settings leave no choice about are written empty (see `trivial_lists`), and of the states only those that
-the row before does not tell. All else is as the step has it.
+the row before does not tell. All else is as the step has it. Nothing is converted before it is written, many steps at
+once: between two batches the caches hold neither the code nor the data of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ import pyarrow as pa
 from seqmesh.loader.planner import Step
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.state import PER_SOURCE, StreamState
+from seqmesh.loader.stream import Draw
 from seqmesh.packer.lengths import Int64Array
 
 # Lists have 64-bit offsets: many steps together may have over 2**31 documents.
@@ -31,7 +33,7 @@ LISTS = {
 }
 TRIVIAL = {"offset": 0, "source": 0, "ring_sizes": 1, "ring_ranks": 0}  # of every document, where the list is empty
 STATES = {"before": pa.int64(), "after": pa.int64()}
-PLAIN = {
+PLAIN: dict[str, Any] = {
     "step": pa.int64(),
     "epoch": pa.int64(),
     "time": pa.timestamp("us", "UTC"),
@@ -47,20 +49,15 @@ SCHEMA = pa.schema(
     + [pa.field(name, pa.large_list(kind), nullable=False) for name, kind in (STATES | LISTS).items()]
 )
 
-_KINDS: tuple[Any, ...] = tuple(PLAIN.values())
-_COUNTS = itemgetter("step", "epoch", "tokens_in_step", "supervised_tokens_in_step", "rings_in_step")
+# What is kept of a step until it is written: no more, or memory that is used again would be held by what waits.
+Parts = tuple[StreamState, StreamState, dict[str, Any], Draw, Int64Array, Int64Array, Int64Array]
+parts_of: Callable[[Step], Parts] = attrgetter(
+    "before", "after", "scalars", "documents", "plan.ring_offsets", "plan.ring_ranks", "plan.waves"
+)
 _ONE = ("seed", "step", "window_step", "version")
+_COUNTS = itemgetter("step", "epoch", "tokens_in_step", "supervised_tokens_in_step", "rings_in_step")
 _ones: Callable[[StreamState], tuple[int, ...]] = attrgetter(*_ONE)
 _each: Callable[[Any], tuple[int, ...]] = attrgetter(*PER_SOURCE)
-
-
-class Row(NamedTuple):
-    """A step to be written: when it began to be served, in microseconds, and whether to a rank that another loader
-    process had served before."""
-
-    step: Step
-    microseconds: int
-    continued: bool = False
 
 
 def trivial_lists(settings: LoaderSettings) -> frozenset[str]:
@@ -72,79 +69,86 @@ def trivial_lists(settings: LoaderSettings) -> frozenset[str]:
     return frozenset(name for name, is_trivial in names.items() if is_trivial)
 
 
-def record_batch(rows: Sequence[Row], trivial: frozenset[str] = frozenset()) -> pa.RecordBatch:
-    """Rows as columns. trivial: see `trivial_lists`. Every step's arrays are touched once, together."""
-    steps = [row.step for row in rows]
-    scalars = [step.scalars for step in steps]
-    counts = np.fromiter(chain.from_iterable(map(_COUNTS, scalars)), np.int64).reshape(len(rows), -1)
-    step, epoch, tokens, supervised_tokens, rings = np.ascontiguousarray(counts.T)
-    columns: tuple[Any, ...] = (
-        step,
-        epoch,
-        np.array([row.microseconds for row in rows]),
-        [step.digest for step in steps],
-        [row.continued for row in rows],
-        tokens,
-        supervised_tokens,
-        rings,
-        [each["imbalance"] for each in scalars],
-    )
-    plain: list[Any] = [pa.array(column, kind) for column, kind in zip(columns, _KINDS, strict=True)]
-    befores = _not_told(steps)
-    states = [_state_lists(befores), _state_lists([step.after for step in steps])]
-    if any(_is_inside(state) for state in befores if state):
-        trivial -= {"offset"}
-    if not rings.any():
-        trivial |= {"ring_sizes"}
-    return pa.RecordBatch.from_arrays([*plain, *states, *_lists_of(steps, trivial)], schema=SCHEMA)
+class Entries:
+    """Rows to be, in the order they are added. trivial: see `trivial_lists`. documents: of all steps so far."""
+
+    def __init__(self, trivial: frozenset[str] = frozenset()) -> None:
+        self._trivial = trivial
+        self._times: list[int] = []
+        self._continued: list[bool] = []
+        self._parts: list[Parts] = []
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def add(self, parts: Parts, microseconds: int, *, continued: bool = False) -> None:
+        """parts: of the step. microseconds: when it began to be served. continued: to a rank that another loader
+        process had served before."""
+        self._parts.append(parts)
+        self._times.append(microseconds)
+        self._continued.append(continued)
+
+    def to_batch(self) -> pa.RecordBatch:
+        """All of them; at least one."""
+        befores, afters, scalars, draws, offsets, ranks, waves = zip(*self._parts, strict=True)
+        told = _not_told(befores, afters)
+        trivial = self._trivial - {"offset"} if any(map(_is_inside, filter(None, told))) else self._trivial
+        documents = _ends([len(draw.document) for draw in draws])
+        made: dict[str, Callable[[], tuple[Int64Array, Int64Array]]] = {
+            "document": lambda: (documents, np.concatenate([draw.document for draw in draws])),
+            "offset": lambda: (documents, np.concatenate([draw.offset for draw in draws])),
+            "length": lambda: (documents, np.concatenate([draw.length for draw in draws])),
+            "source": lambda: (documents, np.concatenate([draw.source for draw in draws])),
+            "ring_sizes": lambda: (documents, _ring_sizes(documents, np.concatenate(offsets))),
+            "ring_ranks": lambda: _joined(ranks),
+            "waves": lambda: _joined(waves),
+        }
+        nothing = np.zeros_like(documents), np.zeros(0, np.int64)
+        lists = [_list_array(name, *(nothing if name in trivial else make())) for name, make in made.items()]
+        states = [_state_lists("before", told), _state_lists("after", afters)]
+        return pa.RecordBatch.from_arrays([*self._plain(scalars), *states, *lists], schema=SCHEMA)
+
+    def _plain(self, scalars: Sequence[dict[str, Any]]) -> list[Any]:
+        counts = np.fromiter(chain.from_iterable(map(_COUNTS, scalars)), np.int64).reshape(len(self), -1)
+        step, epoch, tokens, supervised_tokens, rings = np.ascontiguousarray(counts.T)
+        columns: tuple[Any, ...] = (
+            step,
+            epoch,
+            np.array(self._times),
+            [each["plan"] for each in scalars],
+            self._continued,
+            tokens,
+            supervised_tokens,
+            rings,
+            [each["imbalance"] for each in scalars],
+        )
+        return [pa.array(column, kind) for column, kind in zip(columns, PLAIN.values(), strict=True)]
 
 
-def _not_told(steps: Sequence[Step]) -> list[StreamState | None]:
+def _not_told(befores: Sequence[StreamState], afters: Sequence[StreamState]) -> list[StreamState | None]:
     """The state before each step, None where it is the one after the step of the row before."""
-    afters = [None, *(step.after for step in steps[:-1])]
-    return [
-        None if after is step.before or after == step.before else step.before
-        for after, step in zip(afters, steps, strict=True)
-    ]
+    previous = [None, *afters[:-1]]
+    return [None if a is b or a == b else b for a, b in zip(previous, befores, strict=True)]
 
 
-def _is_inside(state: StreamState) -> bool:
-    """Whether documents were begun that are not served to their end."""
-    return any(source.offset for source in state.sources) or any(state.waiting[1::2])
+def _state_lists(name: str, states: Sequence[StreamState | None]) -> Any:
+    """Integers for each; none for None."""
+    parts = [_integers(state) if state else () for state in states]
+    return _list_array(name, _ends([len(part) for part in parts]), np.fromiter(chain.from_iterable(parts), np.int64))
 
 
-def _lists_of(steps: Sequence[Step], trivial: frozenset[str]) -> list[Any]:
-    draws, plans = [step.documents for step in steps], [step.plan for step in steps]
-    documents = _ends([len(draw.document) for draw in draws])
-    empty = np.zeros(len(steps) + 1, np.int64)
-    made: dict[str, Callable[[], Any]] = {
-        "document": lambda: _list_array("document", documents, np.concatenate([draw.document for draw in draws])),
-        "offset": lambda: _list_array("offset", documents, np.concatenate([draw.offset for draw in draws])),
-        "length": lambda: _list_array("length", documents, np.concatenate([draw.length for draw in draws])),
-        "source": lambda: _list_array("source", documents, np.concatenate([draw.source for draw in draws])),
-        "ring_sizes": lambda: _list_array(
-            "ring_sizes", documents, _ring_sizes(documents, [plan.ring_offsets for plan in plans])
-        ),
-        "ring_ranks": lambda: _lists("ring_ranks", [plan.ring_ranks for plan in plans]),
-        "waves": lambda: _lists("waves", [plan.waves for plan in plans]),
-    }
-    nothing = np.zeros(0, np.int64)
-    return [_list_array(name, empty, nothing) if name in trivial else make() for name, make in made.items()]
+def _joined(parts: Sequence[Int64Array]) -> tuple[Int64Array, Int64Array]:
+    return _ends([len(part) for part in parts]), np.concatenate(parts)
 
 
-def _ends(counts: Iterable[int]) -> Int64Array:
+def _ends(counts: list[int]) -> Int64Array:
     return np.cumsum([0, *counts], dtype=np.int64)
 
 
-def _lists(name: str, parts: Sequence[Int64Array]) -> Any:
-    return _list_array(name, _ends(map(len, parts)), np.concatenate(parts))
-
-
-def _ring_sizes(documents: Int64Array, offsets: list[Int64Array]) -> Int64Array:
-    """From the ring offsets of each step, one more than it has documents."""
-    sizes = np.diff(np.concatenate(offsets))
-    between = (documents[1:-1] + np.arange(len(offsets) - 1)).astype(np.int64)
-    return np.delete(sizes, between)
+def _ring_sizes(ends: Int64Array, offsets: Int64Array) -> Int64Array:
+    """From the ring offsets of all steps, of each one more than it has documents."""
+    between = ends[1:-1] + np.arange(len(ends) - 2)
+    return np.delete(np.diff(offsets), between)
 
 
 def _list_array(name: str, ends: Int64Array, values: Int64Array) -> Any:
@@ -154,12 +158,9 @@ def _list_array(name: str, ends: Int64Array, values: Int64Array) -> Any:
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(narrow))
 
 
-# States: integers, an empty list for None.
-
-
-def _state_lists(states: Sequence[StreamState | None]) -> Any:
-    parts = [_integers(state) if state else () for state in states]
-    return _list_array("after", _ends(map(len, parts)), np.fromiter(chain.from_iterable(parts), np.int64))
+def _is_inside(state: StreamState) -> bool:
+    """Whether documents were begun that are not served to their end."""
+    return any(source.offset for source in state.sources) or any(state.waiting[1::2])
 
 
 def _integers(state: StreamState) -> tuple[int, ...]:

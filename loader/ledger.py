@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import ValidationError
 
-from seqmesh.loader.entries import LISTS, PLAIN, SCHEMA, TRIVIAL, Row, record_batch, state_of
+from seqmesh.loader.entries import LISTS, PLAIN, SCHEMA, TRIVIAL, Entries, parts_of, state_of
 from seqmesh.loader.planner import Step
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.state import StreamState
@@ -178,7 +178,9 @@ def record_at(file: LedgerFile, batch: int, row: int) -> Record:
 
 def record_of(step: Step, head: Head, time: datetime) -> Record:
     """The record of a step that was planned again."""
-    return _record(record_batch([Row(step, int(time.timestamp() * 1e6))]), 0, head, None)
+    entries = Entries()
+    entries.add(parts_of(step), int(time.timestamp() * 1e6))
+    return _record(entries.to_batch(), 0, head, None)
 
 
 def _record(batch: pa.RecordBatch, row: int, head: Head, file: Path | None) -> Record:
