@@ -70,7 +70,7 @@ def trivial_lists(settings: LoaderSettings) -> frozenset[str]:
 
 
 class Entries:
-    """Rows to be, in the order they are added. trivial: see `trivial_lists`. documents: of all steps so far."""
+    """Rows to be, in the order they are added. trivial: see `trivial_lists`."""
 
     def __init__(self, trivial: frozenset[str] = frozenset()) -> None:
         self._trivial = trivial

@@ -156,6 +156,25 @@ def test_the_ledger_is_what_the_ranks_got(data: Path, tmp_path: Path, name: str)
         assert any(ledger.recorded(step)[0].offset.any() for step in ledger.steps.tolist())
 
 
+def test_a_document_that_other_settings_had_split_is_recorded_from_where_it_goes_on(data: Path, tmp_path: Path) -> None:
+    settings = settings_of(data, "split")
+    feed = Feed(settings)
+    state = feed.start
+    while not state.sources[0].offset:
+        step = feed.step(state)
+        assert step is not None
+        state = step.after
+    server = Server(replace(settings, overlong="truncate"), tmp_path)
+    server.serve(server.reader(0, Position(state)), steps=2)
+    server.recorder.close()
+    expected = server.feed.step(state)
+    assert expected is not None
+    assert expected.documents.offset.any()
+    (record,) = Ledger(tmp_path).recorded(state.step)
+    assert record.offset.tolist() == expected.documents.offset.tolist()
+    assert (record.before, record.after) == (state, expected.after)
+
+
 def test_what_is_planned_ahead_is_not_in_it(settings: LoaderSettings, tmp_path: Path) -> None:
     server = Server(settings, tmp_path)
     reader = server.reader(0)
