@@ -177,7 +177,7 @@ class Feed:
         )
         if step is not None:
             seconds, so_far = time.perf_counter() - begin, served(step.after, self.sources.names)
-            self.counters.note_planned(state.step, step.plan.tokens, seconds, so_far)
+            self.counters.note_planned(state.step, int(step.scalars["tokens_in_step"]), seconds, so_far)
             self._note_shares(step)
         return step
 

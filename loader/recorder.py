@@ -29,7 +29,7 @@ from seqmesh.loader.state import StreamState
 NEVER = float("inf")
 SECONDS = 1.0  # that a step waits to be written, at most
 MOST_STEPS = UNWRITTEN  # that wait
-MOST_DOCUMENTS = 1 << 15  # of them all: of each 60 bytes or so wait
+MOST_DOCUMENTS = 1 << 17  # of them all: 48 bytes of each wait
 REMEMBERED = 1 << 12  # steps that are not recorded again for a rank which comes later
 
 log = logging.getLogger("seqmesh.loader")
