@@ -167,7 +167,7 @@ def _count(feed: Feed, planned: list[Step], counters: Counters) -> None:
     """What `Feed` and `Supply` count of these steps."""
     for step in planned:
         begin = time.perf_counter()
-        so_far = served(step.after, feed.sources.names)
+        so_far = partial(served, step.after, feed.sources.names)
         tokens = int(step.scalars["tokens_in_step"])
         counters.note_planned(step.before.step, tokens, time.perf_counter() - begin, so_far)
         for rank, waves in enumerate(step.plan.waves.tolist()):

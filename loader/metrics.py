@@ -63,7 +63,7 @@ class LoaderCollector(Collector):
             yield CounterMetricFamily(f"{PREFIX}_{name}", words, value=getattr(counters, name))
         yield GaugeMetricFamily(f"{PREFIX}_step", "Newest step that was planned", value=counters.step)
         served = CounterMetricFamily(f"{PREFIX}_served_tokens", "Tokens taken from each source", labels=["source"])
-        for source, tokens in dict(counters.served).items():
+        for source, tokens in counters.served().items():
             served.add_metric([source], tokens)
         yield served
         ranks = dict(counters.ranks)
