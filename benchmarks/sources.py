@@ -26,12 +26,12 @@ from seqmesh.benchmarks.harness import Results, Row, Spread, chosen_peers, inter
 from seqmesh.benchmarks.lengths import python_documents
 from seqmesh.benchmarks.range_server import serving
 from seqmesh.benchmarks.shards import random_shards, scratch_folder
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.formats.megatron import DTYPES, MAGIC
 from seqmesh.loader.gather import Int32Array
 from seqmesh.loader.settings import Blocks, LoaderSettings
 from seqmesh.loader.shards import ShardSet
+from seqmesh.loader.storage.cache import Cache
 
 PEERS: tuple[str, ...] = ()
 CAPACITY = 1 << 17

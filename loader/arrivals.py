@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.catalog import Chunk
 from seqmesh.loader.errors import LoaderError, ShardError
 from seqmesh.loader.formats.detect import OpenSet
-from seqmesh.loader.store import Keep, Store
+from seqmesh.loader.storage.cache import Cache
+from seqmesh.loader.storage.store import Keep, Store
 
 WAIT_SECONDS = 120.0  # for a part that is needed now; fetching gives up earlier where nothing comes
 
@@ -21,6 +21,10 @@ class Arrivals:
 
     def __init__(self, opened: OpenSet, cache: Cache) -> None:
         """Raises ValueError for parts that the cache is too small for."""
+        for part in opened.catalog.parts:
+            if part.kept > cache.limit:
+                name = opened.catalog.name_of(part)
+                raise ValueError(f"cache_bytes is {cache.limit}: the copy of {name} takes {part.kept}; raise it")
         keeps = [
             Keep(name=opened.name(number), size=part.kept, make=partial(opened.bring, number))
             for number, part in enumerate(opened.catalog.parts)

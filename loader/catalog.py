@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from seqmesh.loader.location import Location
+from seqmesh.loader.storage.location import Location
 from seqmesh.packer.lengths import Int64Array
 
 FormatName = Literal["seqmesh", "parquet", "huggingface", "megatron"]

@@ -24,6 +24,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from seqmesh.loader.address import Address
 from seqmesh.loader.arena import Mapping, watched
+from seqmesh.loader.ask import ask_steps
 from seqmesh.loader.batch import NumpyBatch
 from seqmesh.loader.endpoint import keep_alive
 from seqmesh.loader.errors import CreditError, LoaderError, LoaderTimeoutError, WireError
@@ -186,6 +187,10 @@ class Client:
         self._owed = 0
         self._acked = self._sequence
         self._send(Ack(session=self._session, sequence=self._sequence, held=sorted(self._held)))
+
+    def count_steps(self, state: StreamState) -> int:
+        """Global batches of the job that stands at a state, see `ask.ask_steps`. Batches under way stay as they are."""
+        return ask_steps(self.endpoint, state, timeout=self.timeout, alive=self._alive, keys=self._keys)
 
     def close(self) -> None:
         """Leave. Takes half a second at most, also when the loader is gone; does nothing the second time, nor in a

@@ -12,78 +12,35 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, NoReturn, Self
 
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.client import Client
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.exchange import exchange_texts
-from seqmesh.loader.feed import Delivery, Draft, Feed, Position
+from seqmesh.loader.feed import Delivery, Feed, Position
+from seqmesh.loader.inline import Inline, Source
 from seqmesh.loader.order import ServeOptions
 from seqmesh.loader.process import LoaderProcess
-from seqmesh.loader.recorder import Recorder
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.loader.storage.cache import Cache
 from seqmesh.loader.stream import StreamState
 from seqmesh.loader.tensors import TensorMaker, TorchBatch
 
 STATE_VERSION = 1
 CREDIT_BYTES = 64 << 20
 RESTARTS = 3
+REMEMBERED_STEPS = 64  # ends of steps, for loops that read ahead of what they have trained
 
 
-class Source(Protocol):
-    """Where a rank's batches come from."""
-
-    def subscribe(self, position: Position) -> None: ...
-    def next(self) -> Delivery | None: ...
-    def close(self) -> None: ...
-
-
-class Inline:
-    """Batches read in this process: for tests, debugging and single-process use."""
-
-    def __init__(self, feed: Feed, rank: int, ledger: str | None = None) -> None:
-        """ledger: see `ServeOptions`. Raises OSError where it can not be written."""
-        self._feed = feed
-        self._rank = rank
-        self._position = Position(feed.start)
-        self._recorder = None if ledger is None else Recorder(Path(ledger), feed)
-        self._step = -1  # that was last recorded since `subscribe`
-        if self._recorder:
-            weakref.finalize(self, self._recorder.close)  # whoever does not close it keeps its ledger
-
-    def subscribe(self, position: Position) -> None:
-        self._position, self._step = position, -1
-
-    def next(self) -> Delivery | None:
-        draft = self._feed.draft(self._rank, self._position)
-        if draft is None:
-            return None
-        if self._recorder and draft.step.before.step != self._step:
-            self._record(self._recorder, draft)
-        self._position = draft.next_position
-        return Delivery(draft.fill(), draft.next_position)
-
-    def close(self) -> None:
-        self._feed.shards.close()
-        if self._recorder:
-            self._recorder.close()
-
-    def _record(self, recorder: Recorder, draft: Draft) -> None:
-        self._step = draft.step.before.step
-        recorder.begin(draft.step, (self._rank, 0), anew=draft.is_first)
-        if recorder.due <= time.monotonic():
-            recorder.flush()
-
-
-class Loader:
+class Loader(IterableDataset[TorchBatch]):
     """Iterates the `PackedBatch`es of one rank. Every step gives every rank at least one batch (of no tokens where the
     rank has no documents); `batch.last_in_step` says when to reduce and update.
 
@@ -102,6 +59,10 @@ class Loader:
     the CPU; a GPU gets its copy in any case); the memory is used again when the last tensor over it is gone, and a rank
     that keeps too many gets a CreditError at the deadline, never another batch's tokens.
     wait_seconds: time spent waiting so far. vocab_size: ids that the shards' tokenizer has.
+
+    Iterating again goes on where the iteration stands, after the end with nothing: `epochs` are the settings'. Inside a
+    DataLoader (torch's, or torchdata's stateful one) it needs `batch_size=None, num_workers=0`: it reads ahead by
+    itself. It can not be pickled or copied.
     """
 
     def __init__(
@@ -161,27 +122,73 @@ class Loader:
                 keys=None if keys is None else Path(keys),
             )
             self._open_client(settings, connect)
-        self._position = Position(self._start)
-        self._plan: str | None = None  # of the step that the position is inside of
-        self._subscribed = False
+        self._opener = os.getpid()
+        self._steps: int | None = None  # of the job, once they are counted
+        self._ends: deque[StreamState] = deque(maxlen=REMEMBERED_STEPS)  # of the newest steps
+        self._go_to(Position(self._start), None)
 
     def __iter__(self) -> Iterator[TorchBatch]:
+        if get_worker_info() is not None and os.getpid() != self._opener:
+            raise LoaderError(
+                f"rank {self.rank}: a Loader is iterated in a worker of a DataLoader: set num_workers to 0; its own "
+                "process reads ahead already"
+            )
+        return self._batches()
+
+    def _batches(self) -> Iterator[TorchBatch]:
         while (delivery := self._next()) is not None:
             batch = delivery.batch.map(self._make.tensor)
             del delivery  # or it would hold the memory that it was copied from
             yield batch
             del batch  # it is the user's now, to keep or to let go of
 
-    def state_dict(self) -> dict[str, Any]:
+    @property
+    def steps(self) -> int:
+        """Global batches of the whole job, all epochs, for any number of ranks: exactly as many as are delivered. The
+        loader counts them without planning or reading; this waits for it, within the timeout, and remembers.
+
+        Raises ValueError where the job has no end, LoaderTimeoutError where counting takes too long: ask again then.
+        """
+        if self._steps is None:
+            self._steps = self._source.count_steps(self._origin)
+        return self._steps
+
+    def __len__(self) -> int:
+        """Batches that this rank gets in the whole job. Only batching `rows` knows without planning every step: raises
+        TypeError otherwise, and where the job has no end."""
+        rows = self.settings.rows_per_step
+        if rows is None:
+            raise TypeError(
+                "a Loader of batching 'tokens' has no len: how many batches a step has is planned when its turn comes; "
+                "`steps` says how many steps there are"
+            )
+        try:
+            return self.steps * (rows // self.settings.ranks)
+        except ValueError as error:
+            raise TypeError(f"this Loader has no len: {error}") from error
+
+    def __bool__(self) -> bool:
+        return True  # as any object: not a matter of len
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Loader can not be pickled or copied: open one in the process that uses it, and set num_workers to 0 "
+            "where it is inside a DataLoader"
+        )
+
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where the iteration stands: after the last batch it gave, however many were read ahead. Plain JSON.
 
-        At a step's end it is good for any number of ranks; inside a step only for the same mesh.
+        At a step's end it is good for any number of ranks; inside a step only for the same mesh. step: instead, after
+        so many global batches, for a loop that takes batches before it trains on them; the ends of the last
+        REMEMBERED_STEPS steps are known. Raises ValueError for another.
         """
+        position = self._position if step is None else Position(self._end_of(step))
         return {
             "version": STATE_VERSION,
-            "stream": self._position.state.to_dict(),
-            "wave": self._position.wave,
-            "plan": self._plan if self._position.wave > 0 else None,
+            "stream": position.state.to_dict(),
+            "wave": position.wave,
+            "plan": self._plan if position.wave > 0 else None,
             "order": self.settings.order(),
             "data": self._data,
         }
@@ -195,9 +202,7 @@ class Loader:
         if differing := [n for n in ours if theirs.get(n) != ours[n]]:
             words = "; ".join(f"{n} was {theirs.get(n)}, is {ours[n]}" for n in differing)
             raise ValueError(f"the state is of another sequence of batches: {words}")
-        self._position = Position(StreamState.from_dict(state["stream"]), state["wave"])
-        self._plan = state["plan"]
-        self._subscribed = False
+        self._go_to(Position(StreamState.from_dict(state["stream"]), state["wave"]), state["plan"])
 
     def close(self) -> None:
         """Leave the loader, and end its process if this Loader started it."""
@@ -210,6 +215,23 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _go_to(self, position: Position, plan: str | None) -> None:
+        """plan: of the step that the position is inside of."""
+        self._position, self._plan = position, plan
+        self._origin = position.state
+        self._steps = None
+        self._ends.clear()
+        if position.wave == 0:
+            self._ends.append(position.state)
+        self._subscribed = False
+
+    def _end_of(self, step: int) -> StreamState:
+        known = [state.step for state in self._ends]
+        if step not in known:
+            words = f"those after {known[0]} to {known[-1]} steps are" if known else "none is yet"
+            raise ValueError(f"step is {step}: its state is not remembered; {words}")
+        return self._ends[known.index(step)]
 
     def _next(self) -> Delivery | None:
         begin = time.perf_counter()
@@ -228,6 +250,8 @@ class Loader:
             )
         self._plan = delivery.batch.plan
         self._position = delivery.next_position
+        if self._position.wave == 0:
+            self._ends.append(self._position.state)
         return delivery
 
     def _open_inline(self, settings: LoaderSettings | None, options: ServeOptions) -> None:

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from seqmesh.loader.ahead import needed_at_once, upcoming
 from seqmesh.loader.batch import NumpyBatch, Outline, fill, outline, write
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.counters import Counters
 from seqmesh.loader.fitness import check_documents
 from seqmesh.loader.gather import DOCUMENT
@@ -28,6 +27,7 @@ from seqmesh.loader.rows import Window, plan_window
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.shards import ShardSet
 from seqmesh.loader.sources import one_source, sources_by_code
+from seqmesh.loader.storage.cache import Cache
 from seqmesh.loader.stream import Draw, StreamState, served, start_state
 from seqmesh.loader.supervised import supervised_counts
 from seqmesh.packer.lengths import Int64Array

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from seqmesh.loader.bringer import StoreCounters
 from seqmesh.loader.counters import Counters
+from seqmesh.loader.storage.bringer import StoreCounters
 
 PREFIX = "seqmesh_loader"
 TOTALS = {

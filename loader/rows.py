@@ -42,12 +42,16 @@ class Window:
             return replace(self.after, step=number)
         return replace(self.begun, step=number, window_step=step)
 
-    def step(self, step: int) -> tuple[Draw, Int64Array]:
-        """The documents of a step, row by row, and the row of each. Raises ValueError where it has no such step."""
+    def check_step(self, step: int) -> None:
+        """Raises ValueError where it has no such step."""
         if step >= self.rows.steps:
             raise ValueError(
                 f"window_step is {step}: the window has {self.rows.steps} steps; was it of other settings?"
             )
+
+    def step(self, step: int) -> tuple[Draw, Int64Array]:
+        """The documents of a step, row by row, and the row of each. Raises ValueError where it has no such step."""
+        self.check_step(step)
         held = [self.rows.pieces(step, row) for row in range(self.rows.row_at.shape[1])]
         row = np.repeat(np.arange(len(held)), [len(pieces) for pieces in held])
         return self.documents.of(np.concatenate(held)), row

@@ -28,8 +28,6 @@ from typing import Any, BinaryIO, cast
 
 import filelock
 
-from seqmesh.loader.bringer import StoreCounters
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.counters import Counters
 from seqmesh.loader.endpoint import check_endpoint, claim_of, listening
 from seqmesh.loader.errors import LoaderError, ServingError
@@ -53,6 +51,8 @@ from seqmesh.loader.recorder import recording
 from seqmesh.loader.registry import registered
 from seqmesh.loader.service import Service
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.loader.storage.bringer import StoreCounters
+from seqmesh.loader.storage.cache import Cache
 
 TURN_SECONDS = 0.05  # between two looks of a standby at the endpoint
 GOING_SECONDS = 0.5  # how much later than its loader an owner may end that got the same signal

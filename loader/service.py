@@ -20,11 +20,14 @@ from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.handover import Handover
 from seqmesh.loader.reader import Reader
 from seqmesh.loader.recorder import Recorder
+from seqmesh.loader.steps import StepCounter
 from seqmesh.loader.stream import StreamState
 from seqmesh.loader.supply import Supply
 from seqmesh.loader.wire import (
     Ack,
     Bye,
+    Counted,
+    CountSteps,
     End,
     Error,
     Hello,
@@ -65,9 +68,9 @@ class Service:
         self.counters = feed.counters
         self._recorder = recorder
         self._supply = Supply(feed, poison=poison, recorder=recorder)
-        self._store = (
-            feed.shards.arrivals.store if feed.shards.arrivals else None
-        )  # whence parts arrive that ranks wait for
+        self._steps = StepCounter(feed)
+        arrivals = feed.shards.arrivals
+        self._store = arrivals.store if arrivals else None  # tells of parts that arrive, for which ranks wait
         self._readers: dict[bytes, Reader] = {}
         self._left: list[Reader] = []  # served no longer, but their processes may still look at slots
         self._poller = zmq.Poller()
@@ -100,6 +103,7 @@ class Service:
 
     def _end(self) -> None:
         """What the ranks that are still connected will not get."""
+        self._steps.close()
         for reader in self._readers.values():
             log.info(
                 "%s: %d batches sent, %d not acknowledged", reader.name, reader.sequence, reader.sequence - reader.got
@@ -143,6 +147,8 @@ class Service:
                     self._supply.take_back(reader, reader.let_go(message.sequence, message.held))
             case Ack():
                 self._send(identity, Unknown(session=message.session))
+            case CountSteps():
+                self._send(identity, self._count(message))
             case Bye():  # also of one whose connection was found gone before this was heard
                 reader = reader or next((left for left in self._left if left.identity == identity), None)
                 if reader:
@@ -150,6 +156,12 @@ class Service:
                     self._leave(reader, held=message.held)
             case _:
                 raise WireError(f"a {type(message).__name__.lower()} from a rank")
+
+    def _count(self, question: CountSteps) -> Counted:
+        try:
+            return Counted(steps=self._steps.count(StreamState.from_dict(question.state)), error="")
+        except ValueError as error:
+            return Counted(steps=None, error=str(error))
 
     def _refuse(self, identity: bytes, error: WireError) -> None:
         """Count a message that is not ours. A rank that sends one is served no longer: what else is wrong with it?"""

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from seqmesh.loader.arrivals import Arrivals
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.catalog import Catalog, Chunk, Reading
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.formats.detect import OpenSet, open_set
 from seqmesh.loader.formats.seqmesh import check_checksums, source_codes
 from seqmesh.loader.gather import ADDRESS, LIMIT, WIDTH
 from seqmesh.loader.spans import Spans, locate_spans
+from seqmesh.loader.storage.cache import Cache
 from seqmesh.packer.jit import array_at, jit, pointer
 from seqmesh.packer.lengths import Int64Array
 

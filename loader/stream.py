@@ -37,6 +37,7 @@ from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.permute import shuffle_key
 
 NO_LIMIT = MAX_SETTING * 2
+SKIPPED = 1 << 20  # documents that `skip` passes at a time, in some hundredths of a second
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,28 +110,54 @@ def take(
 ) -> tuple[Draw, StreamState]:
     """The next pieces, at most so many, within the shares of the state (see `begin`), and the state after them, in the
     same step. No pieces where the rest of the epoch is dropped. Raises as `draw` does."""
-    sizes = sources.sizes
+    cursors, order, numbers = _tables(begun, lengths, settings, sources)
+    budget = settings.tokens_per_step or NO_LIMIT
+    waiting = begun.waiting
+    if settings.delay is None:
+        table = sources.documents, sources.first, sources.sizes
+        shuffle = order.keys, order.blocks, order.first
+        columns = _take(cursors, lengths, *table, *shuffle, numbers, budget, most, settings.longest)
+    else:
+        limits = budget, settings.longest, int(numbers[0])
+        place = int(sources.sizes[0]), sources.documents, *order.of(0)
+        rows, waiting = take_delayed(cursors[0], waiting, lengths, *place, *limits, settings.delay)
+        columns = rows.T
+    return Draw(*map(np.ascontiguousarray, columns)), _moved(begun, cursors, sources, waiting)
+
+
+def skip(
+    begun: StreamState, lengths: Int64Array, settings: LoaderSettings, sources: Sources, steps: int
+) -> StreamState:
+    """The state after the next global batches of batching `tokens`, without `delay`: at most so many, and none after
+    one that ends a source's epoch, which may change the shares. As drawing one after the other, in one loop that gives
+    up after SKIPPED documents. Raises as `draw` does."""
+    cursors, order, numbers = _tables(begun, lengths, settings, sources)
+    assert settings.tokens_per_step is not None and settings.delay is None
+    table = sources.documents, sources.first, sources.sizes
+    shuffle = order.keys, order.blocks, order.first
+    count = _skip(cursors, lengths, *table, *shuffle, numbers, settings.tokens_per_step, settings.longest, steps)
+    return replace(_moved(begun, cursors, sources, ()), step=begun.step + count)
+
+
+def _tables(
+    begun: StreamState, lengths: Int64Array, settings: LoaderSettings, sources: Sources
+) -> tuple[Int64Array, Order, Int64Array]:
+    """Of each source: its cursor, its order, the number of its policy."""
     order = order_of(begun, settings, sources)
     _check_inside(begun, lengths, sources, order)
     _check_waiting(begun, settings)
     cursors = np.array([source.cursor for source in begun.sources], np.int64)
     numbers = np.array([POLICIES.index(policy) for policy in policies(settings, sources)], np.int64)
-    budget = settings.tokens_per_step or NO_LIMIT
-    waiting = begun.waiting
-    if settings.delay is None:
-        table = sources.documents, sources.first, sizes
-        shuffle = order.keys, order.blocks, order.first
-        columns = _take(cursors, lengths, *table, *shuffle, numbers, budget, most, settings.longest)
-    else:
-        limits = budget, settings.longest, int(numbers[0])
-        place = int(sizes[0]), sources.documents, *order.of(0)
-        rows, waiting = take_delayed(cursors[0], waiting, lengths, *place, *limits, settings.delay)
-        columns = rows.T
+    return cursors, order, numbers
+
+
+def _moved(begun: StreamState, cursors: Int64Array, sources: Sources, waiting: tuple[int, ...]) -> StreamState:
+    """The state where the cursors stand, in the same step."""
     after = tuple(
         SourceState.after(cursor, epoch=before.epoch, ended=cursor[0] == size > 0 and not waiting)
-        for cursor, before, size in zip(cursors.tolist(), begun.sources, sizes.tolist(), strict=True)
+        for cursor, before, size in zip(cursors.tolist(), begun.sources, sources.sizes.tolist(), strict=True)
     )
-    return Draw(*map(np.ascontiguousarray, columns)), replace(begun, sources=after, waiting=waiting)
+    return replace(begun, sources=after, waiting=waiting)
 
 
 def order_of(state: StreamState, settings: LoaderSettings, sources: Sources) -> Order:
@@ -228,6 +255,35 @@ def _take(
             offset = 0
         cursors[source, :6] = position, offset, tokens, truncated, dropped, since
     return columns[:, :count]
+
+
+@jit
+def _skip(
+    cursors: Int64Array,
+    lengths: Int64Array,
+    documents: Int64Array,
+    first: Int64Array,
+    sizes: Int64Array,
+    keys: Int64Array,
+    blocks: Int64Array,
+    first_block: Int64Array,
+    policies: Int64Array,
+    budget: int,
+    longest: int,
+    steps: int,
+) -> int:
+    """Moves the cursors past some batches; how many."""
+    count = skipped = 0
+    ended = False
+    while count < steps and skipped < SKIPPED and not ended:
+        shuffle = keys, blocks, first_block
+        taken = _take(cursors, lengths, documents, first, sizes, *shuffle, policies, budget, NO_LIMIT, longest).shape[1]
+        count += taken > 0
+        skipped += taken
+        ended = taken == 0
+        for source in range(len(sizes)):
+            ended |= cursors[source, 0] == sizes[source] > 0
+    return count
 
 
 @jit

@@ -17,6 +17,8 @@ is limited before it is read.
      │ bye                                     │
      │────────────────────────────────────────►│
 
+Beside that, on a connection of its own: `count steps` and `counted`.
+
 `session` numbers the hellos of one connection, `sequence` its batches: a rank that says hello again at its last
 position gets the exact next batch, and drops what an earlier session left in the pipe. So everything that can go
 wrong between the two mends by one more hello; docs/loader.md says what leads to it.
@@ -34,7 +36,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from seqmesh.loader.batch import SCALARS, Block, NumpyBatch, PackedBatch, arrays_at, block_layout
 from seqmesh.loader.errors import WireError
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_HEADER_BYTES = 1 << 16
 CHECKSUM_BYTES = 8
 MAX_BLOCK_BYTES = 1 << 34
@@ -148,7 +150,22 @@ class Bye(Message):
     held: list[Count]
 
 
-_ALL: tuple[type[Message], ...] = (Hello, Welcome, Batch, Ack, Heartbeat, Unknown, End, Error, Bye)
+class CountSteps(Message):
+    """How many global batches does the job have that stands at `state`? From whoever it may be, without a hello, and
+    asked again until the answer is there."""
+
+    state: State
+
+
+class Counted(Message):
+    """So many steps, from the first to the last; None: still counting. error: why they can not be counted; or empty."""
+
+    steps: Count | None
+    error: str
+
+
+_SESSION: tuple[type[Message], ...] = (Hello, Welcome, Batch, Ack, Heartbeat, Unknown, End, Error, Bye)
+_ALL: tuple[type[Message], ...] = (*_SESSION, CountSteps, Counted)
 TYPES = {t.__name__.lower(): t for t in _ALL}
 
 Frames = Sequence[Any]  # bytes, memoryviews or arrays

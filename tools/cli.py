@@ -309,7 +309,9 @@ def ledger(
 @app.command()
 def doctor(
     clean: Annotated[bool, typer.Option("--clean", help="Remove what loaders that were killed have left.")] = False,
-    port: Annotated[list[int] | None, typer.Option(help="Say who has this TCP port; may be repeated.")] = None,
+    port: Annotated[
+        list[int] | None, typer.Option(min=1, max=65535, help="Say who has this TCP port; may be repeated.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write what is found to this file, too.")] = None,
 ) -> None:
     """Say which loaders run on this machine, what killed ones have left, and whether the machine is fit."""

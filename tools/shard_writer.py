@@ -78,6 +78,8 @@ class ShardWriter:
         if eod_id is not None and not 0 <= eod_id < vocab_size:
             raise ValueError(f"eod_id is {eod_id}: not in a vocabulary of {vocab_size}")
         finished = finished or Finished()
+        if [len(codes) for codes in finished.codes] != [len(lengths) for lengths in finished.lengths]:
+            raise ValueError("finished has not as many codes as lengths: each document has a source")
         if (folder / MANIFEST_NAME).exists():
             raise FileExistsError(f"{folder} already holds a finished shard set: choose another folder")
         folder.mkdir(parents=True, exist_ok=True)

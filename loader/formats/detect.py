@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.catalog import Catalog, Chunk, Reading
 from seqmesh.loader.formats import huggingface, megatron, parquet, scanned, seqmesh
 from seqmesh.loader.formats.scanned import Files
-from seqmesh.loader.location import Location
 from seqmesh.loader.manifest import MANIFEST_NAME
+from seqmesh.loader.storage.cache import Cache
+from seqmesh.loader.storage.location import Location
 
 FORMATS = "a shard set, Parquet files, a Hugging Face saved dataset, Megatron .bin and .idx"
 
@@ -80,35 +80,28 @@ def _kind_of(files: dict[str, int]) -> str | None:
 
 
 def _shard_set(catalog: Catalog) -> OpenSet:
-    location = catalog.location
-
-    def bring(number: int, target: Path) -> None:
-        part = catalog.parts[number]
-        location.fetch(part.file, target, size=part.size, xxh3=part.xxh3)
-
     return OpenSet(
         catalog=catalog,
         in_place=_files_in_place(catalog),
         name=lambda number: f"{catalog.parts[number].xxh3}.arrow",
-        bring=bring,
+        bring=partial(_fetch, catalog),
         chunks=lambda number, path, _start: seqmesh.chunks(path, number, catalog),
     )
 
 
 def _megatron(catalog: Catalog) -> OpenSet:
-    location = catalog.location
-
-    def bring(number: int, target: Path) -> None:
-        part = catalog.parts[number]
-        location.fetch(part.file, target, start=part.start, size=part.size)
-
     return OpenSet(
         catalog=catalog,
         in_place=_files_in_place(catalog),
         name=lambda number: f"{catalog.fingerprint}-{number:06d}.bin",
-        bring=bring,
+        bring=partial(_fetch, catalog),
         chunks=lambda number, path, start: megatron.chunks(path, number, catalog, start),
     )
+
+
+def _fetch(catalog: Catalog, number: int, target: Path) -> None:
+    part = catalog.parts[number]
+    catalog.location.fetch(part.file, target, start=part.start, size=part.size, xxh3=part.xxh3)
 
 
 def _scanned(files: Files, reading: Reading, cache: Cache) -> OpenSet:

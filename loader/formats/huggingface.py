@@ -15,7 +15,7 @@ from seqmesh.loader.catalog import COLUMN, Chunk, Reading
 from seqmesh.loader.chunks import chunk_of
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.formats.scanned import Files
-from seqmesh.loader.location import Location
+from seqmesh.loader.storage.location import Location
 
 STATE_NAME = "state.json"
 SPLITS_NAME = "dataset_dict.json"

@@ -19,7 +19,7 @@ import xxhash
 from seqmesh.loader.catalog import ALL, Catalog, Chunk, Part, Reading
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.formats.sample import content_sample
-from seqmesh.loader.location import Location
+from seqmesh.loader.storage.location import Location
 from seqmesh.packer.lengths import Int64Array
 
 MAGIC = b"MMIDIDX\x00\x00"

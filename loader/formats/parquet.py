@@ -16,8 +16,8 @@ from seqmesh.loader.catalog import COLUMN, Chunk, Reading
 from seqmesh.loader.chunks import TARGETS, chunk_of, is_id_list
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.formats.scanned import Files
-from seqmesh.loader.location import Location
 from seqmesh.loader.manifest import token_dtype
+from seqmesh.loader.storage.location import Location
 
 ENDING = ".parquet"
 BATCH_IDS = 1 << 24  # decoded at a time, about: bounds memory, and keeps 32-bit offsets from overflowing
@@ -84,7 +84,7 @@ def decode(path: Path, target: Path, where: str, reading: Reading) -> None:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk
-        raise ShardError(f"{where}: can not be read as Parquet: {error}") from error
+        raise ShardError(f"{where}: can not be read as Parquet: {str(error).strip()}") from error
 
 
 def _plain(field: Any) -> Any:

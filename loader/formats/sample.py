@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xxhash
 
-from seqmesh.loader.location import Location
+from seqmesh.loader.storage.location import Location
 
 END_BYTES = 1 << 16
 MOST_FILES = 32  # that are looked into, evenly spread: each is two requests to an object store

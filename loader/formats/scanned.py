@@ -20,14 +20,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.catalog import ALL, Catalog, Chunk, FormatName, Part, Reading
-from seqmesh.loader.copies import Copies
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.formats.sample import content_sample
-from seqmesh.loader.location import Location
-from seqmesh.loader.once import built_once
 from seqmesh.loader.spans import count_supervised, locate_spans
+from seqmesh.loader.storage.cache import Cache
+from seqmesh.loader.storage.copies import Copies
+from seqmesh.loader.storage.location import Location
+from seqmesh.loader.storage.once import built_once
 from seqmesh.packer.lengths import Int64Array
 
 INDEX_VERSION = 1

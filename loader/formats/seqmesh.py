@@ -10,14 +10,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.catalog import Catalog, Chunk, Part, Reading
 from seqmesh.loader.chunks import SPAN_TYPE, chunk_of, is_span_type
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.files import checksum
-from seqmesh.loader.location import Location
 from seqmesh.loader.manifest import MANIFEST_NAME, FileEntry, Manifest, parse_manifest
-from seqmesh.loader.once import built_once
+from seqmesh.loader.storage.cache import Cache
+from seqmesh.loader.storage.location import Location
+from seqmesh.loader.storage.once import built_once
 
 
 def catalog(location: Location, reading: Reading, cache: Cache) -> Catalog:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from seqmesh.loader.once import built_once
+from seqmesh.loader.storage.once import built_once
 from tests.support import killed_after
 
 BYTES = 40_000
@@ -27,7 +27,7 @@ JOB = """
 import os, sys, time
 from contextlib import contextmanager
 from pathlib import Path
-from seqmesh.loader import once
+from seqmesh.loader.storage import once
 
 path, mode, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 
@@ -119,7 +119,7 @@ def test_a_file_that_is_seen_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         first = early.read(100)
         monkeypatch.setattr(Path, "exists", lambda _: False)
         built_once(path, lambda _: pytest.fail("was built again, though the folder shows it"))
-        monkeypatch.setattr("seqmesh.loader.once._is_listed", lambda _: False)
+        monkeypatch.setattr("seqmesh.loader.storage.once._is_listed", lambda _: False)
         built_once(path, build)  # nobody can tell; and it does no harm to who reads it
         assert xxhash.xxh3_128_hexdigest(first + early.read()) == expected()
     assert xxhash.xxh3_128_hexdigest(path.read_bytes()) == expected()

@@ -26,6 +26,7 @@ def by_epoch(settings: LoaderSettings, rank: int) -> tuple[list[list[list[int]]]
     with Loader(settings, rank=rank, mode="inline") as loader:
         for batch in loader:
             assert batch.waves == EACH and batch.tokens == 10 * len(batch.document_ids)
+            assert int((batch.labels != -100).sum()) == 9 * len(batch.document_ids)
             rows[batch.epoch].append(batch.document_ids.tolist())
             dropped[batch.epoch] = sum(loader.state_dict()["stream"]["dropped"])
     return rows, dropped
@@ -37,7 +38,7 @@ def test_padding_gives_all_ranks_five_steps_and_five_rows_of_nothing(tmp_path: P
     for epoch in (0, 1):
         assert [len(rows[epoch]) for rows in ranks] == [5 * EACH] * RANKS
         rows = [row for rank in ranks for row in rank[epoch]]
-        assert rows.count([]) == 5
+        assert rows.count([]) == 5  # of no tokens, so of weight 0
         assert sorted(document for row in rows for document in row) == list(range(DOCUMENTS))
 
 

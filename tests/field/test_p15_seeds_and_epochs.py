@@ -18,7 +18,7 @@ from tests.ranks import run_ranks
 from tests.serving import SECONDS, server_process
 from tests.support import global_batches, make_set, settings_for
 
-DOCUMENTS, RANKS = 64, 2
+DOCUMENTS, RANKS, READERS = 64, 2, 2
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +45,16 @@ def test_no_document_comes_twice_in_a_batch_or_an_epoch_and_epochs_differ(data: 
     with LoaderProcess(settings) as process:
         runs = []
         for _ in range(2):
-            loaders = [Loader(endpoint=process.endpoint, rank=rank, timeout=SECONDS) for rank in range(RANKS)]
-            ranks = [steps_of(loader) for loader in loaders]
+            loaders = [
+                Loader(endpoint=process.endpoint, rank=rank, peer=peer, peers=READERS, timeout=SECONDS)
+                for rank in range(RANKS)
+                for peer in range(READERS)
+            ]
+            read = [steps_of(loader) for loader in loaders]
             for loader in loaders:
                 loader.close()
-            runs.append([a + b for a, b in zip(*ranks, strict=True)])
+            assert read[::READERS] == read[1::READERS]  # readers of a rank hold one replica: they see the same
+            runs.append([a + b for a, b in zip(*read[::READERS], strict=True)])
     assert runs[0] == runs[1]
     batches = runs[0]
     assert [len(set(batch)) for batch in batches] == [8] * 16

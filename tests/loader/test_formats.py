@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqmesh.loader.batch import batch_digest
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.catalog import Reading
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.formats import megatron
 from seqmesh.loader.mixture import Mixture, SourceOptions
 from seqmesh.loader.shards import ShardSet
+from seqmesh.loader.storage.cache import Cache
 from tests.formats import table_of, write_all, write_arrow, write_megatron, write_parquet
 from tests.support import VOCAB, documents_of, long_tail, settings_for, walk
 

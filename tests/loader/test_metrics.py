@@ -12,7 +12,6 @@ import fsspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from seqmesh.loader.cache import Cache
 from seqmesh.loader.client import Client
 from seqmesh.loader.counters import Counters
 from seqmesh.loader.errors import LoaderError, ShardError
@@ -22,6 +21,7 @@ from seqmesh.loader.order import ServeOptions
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.server import copies_of
 from seqmesh.loader.settings import Blocks, LoaderSettings
+from seqmesh.loader.storage.cache import Cache
 from seqmesh.tools.shard_writer import write_shards
 from tests.formats import write_all
 from tests.serving import SECONDS, connection, take, wait_until

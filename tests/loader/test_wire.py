@@ -16,6 +16,8 @@ from seqmesh.loader.wire import (
     Ack,
     Batch,
     Bye,
+    Counted,
+    CountSteps,
     End,
     Error,
     Heartbeat,
@@ -35,6 +37,9 @@ from tests.support import make_set, settings_for
 
 STATE = {"position": 3, "seed": 2**61}
 MESSAGES = [
+    CountSteps(state=STATE),
+    Counted(steps=None, error=""),
+    Counted(steps=3, error="why not"),
     hello(rank=1, session=2, credit=3, state=STATE, wave=4, held=[5, 7]),
     hello(),
     Welcome(session=1, job="ab", settings="{}", state=STATE, data="ff", vocab_size=9, rings="/a/b"),

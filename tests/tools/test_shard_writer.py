@@ -82,10 +82,12 @@ def test_a_set_is_continued_after_any_shard(tmp_path: Path, shards: int) -> None
     rest.mkdir()
     for shard in whole.shards[:shards]:
         (rest / shard.file).write_bytes((tmp_path / "whole" / shard.file).read_bytes())
+    names = list(dict.fromkeys(sources[:first]))
     finished = Finished(
         shards=whole.shards[:shards],
         lengths=(np.array(lengths[:first]),),
-        sources=tuple(dict.fromkeys(sources[:first])),
+        codes=(np.array([names.index(source) for source in sources[:first]], np.uint16),),
+        sources=tuple(names),
     )
     with ShardWriter(
         rest, vocab_size=1 << 16, tokenizer="none", eod_id=None, shard_tokens=10, finished=finished
@@ -207,7 +209,11 @@ def test_a_set_with_spans_is_continued(tmp_path: Path) -> None:
     documents, targets = [[1, 2, 3], [4, 5, 6], [7, 8, 9]], [[(0, 1)], [(1, 3)], None]
     whole = write_shards(tmp_path / "whole", documents, targets=targets, shard_tokens=6)
     finished = Finished(
-        shards=whole.shards[:1], lengths=(np.array([3, 3]),), supervised=(np.array([0, 2]),), sources=("all",)
+        shards=whole.shards[:1],
+        lengths=(np.array([3, 3]),),
+        codes=(np.zeros(2, np.uint16),),
+        supervised=(np.array([0, 2]),),
+        sources=("all",),
     )
     with ShardWriter(tmp_path / "rest", vocab_size=1 << 16, tokenizer="none", eod_id=None, finished=finished) as writer:
         writer.add([7, 8, 9], lengths=[3], doc_ids=["2"], sources=["all"])

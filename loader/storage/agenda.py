@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from seqmesh.loader.copies import release
+from seqmesh.loader.storage.copies import release
 
 
 @dataclass(slots=True)

@@ -15,11 +15,11 @@ import pytest
 import xxhash
 from fsspec.implementations.memory import MemoryFileSystem
 
-from seqmesh.loader import location as module
 from seqmesh.loader.errors import RemoteError
 from seqmesh.loader.files import checksum
-from seqmesh.loader.location import Location
-from seqmesh.loader.retry import Patience, without_password
+from seqmesh.loader.storage import location as module
+from seqmesh.loader.storage.location import Location
+from seqmesh.loader.storage.retry import Patience, without_password
 from tests.storage import BUCKET, STUCK_SECONDS, http_server, link_to, s3_server, s3_settings
 from tests.support import killed_after
 
@@ -178,7 +178,8 @@ def test_urls_that_can_not_be(url: str, message: str, monkeypatch: pytest.Monkey
 def test_fsspec_is_imported_for_urls_only(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a")
     code = (
-        "import sys; from seqmesh.loader.location import Location; Location(sys.argv[1]).read('a'); print(*sys.modules)"
+        "import sys; from seqmesh.loader.storage.location import Location\n"
+        "Location(sys.argv[1]).read('a'); print(*sys.modules)"
     )
     output = subprocess.run(
         [sys.executable, "-c", code, tmp_path], check=True, capture_output=True, text=True, timeout=60
@@ -347,7 +348,7 @@ def test_threads_and_a_forked_process_share_a_location(served: tuple[Path, int])
         thread.join(timeout=30)
     assert found == [DATA] * 8
     code = (
-        "import os, sys; from seqmesh.loader.location import Location\n"
+        "import os, sys; from seqmesh.loader.storage.location import Location\n"
         "place = Location(sys.argv[1]); first = place.read('a.arrow')\n"
         "if not (pid := os.fork()): os._exit(place.read('a.arrow') != first)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
@@ -358,7 +359,7 @@ def test_threads_and_a_forked_process_share_a_location(served: tuple[Path, int])
 def test_a_kill_while_a_file_comes_leaves_none(served: tuple[Path, int], tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
     code = (
-        "import sys, time; from pathlib import Path; from seqmesh.loader import location\n"
+        "import sys, time; from pathlib import Path; from seqmesh.loader.storage import location\n"
         "location.RANGE_BYTES = 1000; ranges = location.Location._range\n"
         "location.Location._range = lambda *a: (print('range', flush=True), time.sleep(0.01), ranges(*a))[2]\n"
         "location.Location(sys.argv[1]).fetch('a.arrow', Path(sys.argv[2]))"
@@ -392,7 +393,7 @@ def test_files_in_an_s3_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         link.limit, link.cuts = 3000, 3
         place.fetch("a.arrow", tmp_path / "cut", size=10_000, xxh3=HASH)
         assert link.was_cut == 3
-        code = "import sys; from seqmesh.loader.location import Location; print(Location(sys.argv[1]).files())"
+        code = "import sys; from seqmesh.loader.storage.location import Location; print(Location(sys.argv[1]).files())"
         command = [sys.executable, "-c", code, place.url]
         output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60)
         assert output.stdout == f"{place.files()}\n"

@@ -19,6 +19,8 @@ class Cache:
     def __post_init__(self) -> None:
         if self.limit < 1:
             raise ValueError(f"cache_bytes is {self.limit}: must be at least 1")
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"cache is {self.folder}: must be a folder, or not there yet")
 
     @classmethod
     def default(cls, folder: str | None = None, limit: int | None = None) -> Cache:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqmesh.loader.copies import Copies, Copy, victims
+from seqmesh.loader.storage.copies import Copies, Copy, victims
 
 SECONDS = 20.0
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqmesh.loader.agenda import Agenda, Held
+from seqmesh.loader.storage.agenda import Agenda, Held
 
 PARTS = range(7)
 Some = st.sets(st.sampled_from(PARTS))

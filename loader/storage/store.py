@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from seqmesh.loader.agenda import Held
-from seqmesh.loader.bringer import Bringer, Keep, StoreCounters
-from seqmesh.loader.copies import Copies, check_name, release, touch
 from seqmesh.loader.errors import LoaderError, LoaderTimeoutError
+from seqmesh.loader.storage.agenda import Held
+from seqmesh.loader.storage.bringer import Bringer, Keep, StoreCounters
+from seqmesh.loader.storage.copies import Copies, check_name, release, touch
 
 __all__ = ["Keep", "Store", "StoreCounters"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from seqmesh.loader.errors import LoaderTimeoutError
-from seqmesh.loader.once import built_once
+from seqmesh.loader.storage.once import built_once
 
 SECONDS = 20.0
 

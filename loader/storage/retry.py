@@ -107,7 +107,11 @@ def _may_mend(error: Exception) -> bool:
     if status := _status(error):
         return status >= 500 or status in WORTH_ANOTHER_TRY
     final = (PermissionError, *NOT_THERE, *FAULTS)
-    return not isinstance(error, final) and "Credentials" not in type(error).__name__
+    return not isinstance(error, final) and not _lacks_credentials(error)
+
+
+def _lacks_credentials(error: Exception) -> bool:
+    return "Credentials" in type(error).__name__  # of botocore, which is not imported here
 
 
 def _refused(error: Exception, what: str) -> Exception:
@@ -115,7 +119,7 @@ def _refused(error: Exception, what: str) -> Exception:
         return error
     if isinstance(error, NOT_THERE) or _status(error) in GONE:
         return FileNotFoundError(without_password(f"{what}: there is no such file ({_said(error)})"))
-    denied = isinstance(error, PermissionError) or _status(error) in REFUSED
+    denied = _lacks_credentials(error) or isinstance(error, PermissionError) or _status(error) in REFUSED
     advice = "check the credentials, and that they may read it" if denied else "another try would not mend it"
     return RemoteError(without_password(f"{what}: refused: {_said(error)}; {advice}"))
 

@@ -2,9 +2,9 @@ from collections.abc import Callable
 
 import pytest
 
-from seqmesh.loader import retry
 from seqmesh.loader.errors import RemoteError
-from seqmesh.loader.retry import Patience, persist
+from seqmesh.loader.storage import retry
+from seqmesh.loader.storage.retry import Patience, persist
 
 
 class Answer(Exception):  # noqa: N818  # what HTTP drivers raise for one

@@ -21,7 +21,7 @@ import xxhash
 
 from seqmesh.loader.errors import RemoteError
 from seqmesh.loader.files import atomic_path
-from seqmesh.loader.retry import Patience, persist, within, without_password
+from seqmesh.loader.storage.retry import Patience, persist, within, without_password
 
 RANGE_BYTES = 8 << 20  # asked for at once
 LOCAL = ("file://", "local://")

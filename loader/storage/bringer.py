@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from seqmesh.loader.agenda import Agenda
-from seqmesh.loader.copies import Copies, release
 from seqmesh.loader.errors import LoaderTimeoutError, StoreError
+from seqmesh.loader.storage.agenda import Agenda
+from seqmesh.loader.storage.copies import Copies, release
 
 POLL_SECONDS = 0.1  # how soon what another process does is noticed
 

@@ -17,10 +17,10 @@ from typing import Any
 import fsspec
 import pytest
 
-from seqmesh.loader.copies import FOLDER, Copies
 from seqmesh.loader.errors import LoaderError, LoaderTimeoutError, RemoteError, StoreError
-from seqmesh.loader.location import Location
-from seqmesh.loader.store import Keep, Store
+from seqmesh.loader.storage.copies import FOLDER, Copies
+from seqmesh.loader.storage.location import Location
+from seqmesh.loader.storage.store import Keep, Store
 from tests.support import killed_after
 
 SECONDS = 20.0
@@ -31,7 +31,7 @@ SIZE = 100
 WORKER = """
 import sys, time
 from pathlib import Path
-from seqmesh.loader.store import Keep, Store
+from seqmesh.loader.storage.store import Keep, Store
 
 folder, limit, parts, seconds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 
@@ -321,8 +321,8 @@ def test_only_the_process_that_opened_a_store_uses_it(tmp_path: Path) -> None:
     code = """
 import os, sys
 from pathlib import Path
-from seqmesh.loader.copies import Copies
-from seqmesh.loader.store import Keep, Store
+from seqmesh.loader.storage.copies import Copies
+from seqmesh.loader.storage.store import Keep, Store
 
 folder = Path(sys.argv[1])
 store = Store(folder, 100, [Keep(name="p0", size=100, make=lambda path: path.write_bytes(b"x" * 100))])
