@@ -28,8 +28,8 @@ from seqmesh.loader.state import StreamState
 
 NEVER = float("inf")
 SECONDS = 1.0  # that a step waits to be written, at most
-MOST_STEPS = UNWRITTEN  # that wait
-MOST_DOCUMENTS = 1 << 17  # of them all: 48 bytes of each wait
+MOST_BEGINNINGS = UNWRITTEN  # of steps, by ranks, that wait
+MOST_DOCUMENTS = 1 << 17  # of the steps that wait: 48 bytes of each are kept
 REMEMBERED = 1 << 12  # steps that are not recorded again for a rank which comes later
 
 log = logging.getLogger("seqmesh.loader")
@@ -85,7 +85,7 @@ class Recorder:
         self._waiting.append((parts, place, anew, continued, time.time_ns()))
         if self.due == NEVER:
             self.due = time.monotonic() + SECONDS
-        if len(self._waiting) >= MOST_STEPS or self._documents >= MOST_DOCUMENTS:
+        if len(self._waiting) >= MOST_BEGINNINGS or self._documents >= MOST_DOCUMENTS:
             self.flush()
 
     def lost(self, step: int, place: Place) -> None:
