@@ -49,7 +49,7 @@ def test_records_are_those_of_steps_that_were_written_in_full(
     recorder.close()
     file = read_file(recorder.path)
     (batch,) = file.batches
-    empty = {name for name in LISTS if not any(map(len, batch.column(name).to_pylist()))}
+    empty = {name for name in LISTS if not any(batch.column(name).to_pylist())}
     assert (empty, [bool(state) for state in batch.column("before").to_pylist()]) == (
         trivial,
         [True, False, True, True],
