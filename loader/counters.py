@@ -7,6 +7,7 @@ after a fault, and only what a rank acknowledged is delivered.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -27,7 +28,7 @@ class RankCounters:
 class Counters:
     """planned_steps, planned_tokens, plan_seconds: steps planned; read_batches, read_tokens, read_bytes, read_seconds:
     batches gathered from the shards; refused: messages that were not ours; step: the newest that was planned;
-    served: tokens by source up to there."""
+    served: gives the tokens of each source up to there."""
 
     planned_steps: int = 0
     planned_tokens: int = 0
@@ -38,11 +39,11 @@ class Counters:
     read_seconds: float = 0.0
     refused: int = 0
     step: int = 0
-    served: dict[str, int] = field(default_factory=dict)
+    served: Callable[[], dict[str, int]] = dict
     ranks: dict[int, RankCounters] = field(default_factory=lambda: defaultdict(RankCounters))
 
-    def note_planned(self, step: int, tokens: int, seconds: float, served: dict[str, int]) -> None:
-        """A step was planned, in so many seconds; served: by source, up to its end."""
+    def note_planned(self, step: int, tokens: int, seconds: float, served: Callable[[], dict[str, int]]) -> None:
+        """A step was planned, in so many seconds; served: gives the tokens of each source up to its end."""
         self.planned_steps += 1
         self.planned_tokens += tokens
         self.plan_seconds += seconds

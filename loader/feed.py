@@ -176,8 +176,8 @@ class Feed:
             state, self.shards.lengths, self._learned, self.settings, self.sources, window_at=self._window_at
         )
         if step is not None:
-            seconds, so_far = time.perf_counter() - begin, served(step.after, self.sources.names)
-            self.counters.note_planned(state.step, step.plan.tokens, seconds, so_far)
+            seconds, so_far = time.perf_counter() - begin, partial(served, step.after, self.sources.names)
+            self.counters.note_planned(state.step, int(step.scalars["tokens_in_step"]), seconds, so_far)
             self._note_shares(step)
         return step
 

@@ -8,19 +8,18 @@ its folder by `ledgers`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from seqmesh.loader.entries import LISTS, PLAIN, SCHEMA, TRIVIAL, Entries, parts_of, state_of
 from seqmesh.loader.planner import Step
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.state import StreamState
@@ -30,39 +29,8 @@ from seqmesh.packer.pieces import piece_tokens
 SUFFIX = ".arrows"
 VERSION = "1"  # of the file's format
 END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream whose writer was closed
+UNWRITTEN = 1 << 11  # steps that may wait to be written when a loader is killed, at most
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # of times
-
-# Lists have 64-bit offsets: many steps together may have over 2**31 documents.
-LISTS = {
-    "document": pa.int64(),
-    "offset": pa.int64(),
-    "length": pa.int64(),
-    "source": pa.uint16(),
-    "ring_sizes": pa.int32(),
-    "ring_ranks": pa.int32(),
-    "waves": pa.int32(),
-}
-_PLAIN = {
-    "step": pa.int64(),
-    "epoch": pa.int64(),
-    "time": pa.timestamp("us", "UTC"),
-    "plan": pa.string(),
-    "continued": pa.bool_(),
-    "tokens": pa.int64(),
-    "supervised_tokens": pa.int64(),
-    "rings": pa.int64(),
-    "imbalance": pa.float64(),
-    "before": pa.string(),
-    "after": pa.string(),
-}
-_KINDS: tuple[Any, ...] = tuple(_PLAIN.values())
-SCHEMA = pa.schema(
-    [pa.field(name, kind, nullable=False) for name, kind in _PLAIN.items()]
-    + [pa.field(name, pa.large_list(kind), nullable=False) for name, kind in LISTS.items()]
-)
-
-_SCALARS = itemgetter("step", "epoch", "tokens_in_step", "supervised_tokens_in_step", "rings_in_step", "imbalance")
-_STATE = TypeAdapter(StreamState)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +75,6 @@ class Head:
             pid=int(found["pid"]),
             begun=datetime.fromisoformat(found["begun"]),
         )
-
-
-class Row(NamedTuple):
-    """A step to be written: when it began to be served, in microseconds, and whether to a rank that another loader
-    process had served before."""
-
-    step: Step
-    microseconds: int
-    continued: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -176,79 +135,6 @@ class LedgerFile:
     closed: bool
 
 
-def record_batch(rows: Sequence[Row]) -> pa.RecordBatch:
-    """Rows as columns. Every step's arrays are touched once, together."""
-    steps = [row.step for row in rows]
-    numbers = zip(*map(_SCALARS, (step.scalars for step in steps)), strict=True)
-    step, epoch, tokens, supervised_tokens, rings, imbalance = map(np.array, numbers)
-    before, after = _texts(steps)
-    columns: tuple[Any, ...] = (
-        step,
-        epoch,
-        np.array([row.microseconds for row in rows]),
-        [step.digest for step in steps],
-        [row.continued for row in rows],
-        tokens,
-        supervised_tokens,
-        rings,
-        imbalance,
-        before,
-        after,
-    )
-    plain: list[Any] = [pa.array(column, kind) for column, kind in zip(columns, _KINDS, strict=True)]
-    draws, plans = [step.documents for step in steps], [step.plan for step in steps]
-    documents = _ends([len(draw.document) for draw in draws])
-    lists = {
-        "document": _lists("document", documents, [draw.document for draw in draws]),
-        "offset": _lists("offset", documents, [draw.offset for draw in draws]),
-        "length": _lists("length", documents, [draw.length for draw in draws]),
-        "source": _lists("source", documents, [draw.source for draw in draws]),
-        "ring_sizes": _ring_sizes(documents, [plan.ring_offsets for plan in plans]),
-        "ring_ranks": _lists(
-            "ring_ranks", _ends([len(plan.ring_ranks) for plan in plans]), [plan.ring_ranks for plan in plans]
-        ),
-        "waves": _lists("waves", _ends([len(plan.waves) for plan in plans]), [plan.waves for plan in plans]),
-    }
-    return pa.RecordBatch.from_arrays([*plain, *lists.values()], schema=SCHEMA)
-
-
-def _texts(steps: Sequence[Step]) -> tuple[list[bytes], list[bytes]]:
-    """The states before and after each step as JSON. A state after one step is mostly the one before the next."""
-    known: dict[int, bytes] = {}
-
-    def text(state: StreamState) -> bytes:
-        found = known.get(id(state))
-        if found is None:
-            found = known[id(state)] = _STATE.serializer.to_json(state)
-        return found
-
-    return [text(step.before) for step in steps], [text(step.after) for step in steps]
-
-
-def _ends(counts: list[int]) -> Int64Array:
-    ends = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=ends[1:])
-    return ends
-
-
-def _lists(name: str, ends: Int64Array, parts: list[Int64Array]) -> Any:
-    return _list_array(name, ends, np.concatenate(parts))
-
-
-def _ring_sizes(documents: Int64Array, offsets: list[Int64Array]) -> Any:
-    """From the ring offsets of each step, one more than it has documents."""
-    sizes = np.diff(np.concatenate(offsets))
-    between = (documents[1:-1] + np.arange(len(offsets) - 1)).astype(np.int64)
-    return _list_array("ring_sizes", documents, np.delete(sizes, between))
-
-
-def _list_array(name: str, ends: Int64Array, values: Int64Array) -> Any:
-    """A list for each row, whose items begin and end at `ends`."""
-    narrow: Any = values.astype(LISTS[name].to_pandas_dtype(), copy=False)
-    offsets: Any = ends
-    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(narrow))
-
-
 def read_file(path: Path) -> LedgerFile:
     """A file as far as it is whole. Raises ValueError, naming the file, where not even its head is."""
     try:
@@ -287,22 +173,25 @@ def read_batches(
 
 def record_at(file: LedgerFile, batch: int, row: int) -> Record:
     """One row. Raises ValueError, naming the file and the step, where it contradicts itself."""
-    return _record(file.batches[batch].slice(row, 1), file.head, file.path)
+    return _record(file.batches[batch], row, file.head, file.path)
 
 
 def record_of(step: Step, head: Head, time: datetime) -> Record:
     """The record of a step that was planned again."""
-    return _record(record_batch([Row(step, int(time.timestamp() * 1e6))]), head, None)
+    entries = Entries()
+    entries.add(parts_of(step), int(time.timestamp() * 1e6))
+    return _record(entries.to_batch(), 0, head, None)
 
 
-def _record(row: pa.RecordBatch, head: Head, file: Path | None) -> Record:
-    plain: dict[str, Any] = {name: row.column(name)[0].as_py() for name in _PLAIN if name not in ("continued", "time")}
-    microseconds = int(row.column("time").to_numpy().astype(np.int64)[0])
+def _record(batch: pa.RecordBatch, row: int, head: Head, file: Path | None) -> Record:
+    one = batch.slice(row, 1)
+    plain: dict[str, Any] = {name: one.column(name)[0].as_py() for name in PLAIN if name not in ("continued", "time")}
+    microseconds = int(one.column("time").to_numpy().astype(np.int64)[0])
     plain["time"] = EPOCH + timedelta(microseconds=microseconds)
     try:
-        row.validate(full=True)
-        arrays: dict[str, Any] = {name: _int64(row.column(name)[0]) for name in LISTS}
-        states = {name: _STATE.validate_json(plain[name]) for name in ("before", "after")}
+        one.validate(full=True)
+        arrays = _arrays(one)
+        states = {"before": _before(batch, row), "after": state_of(_integers(batch, "after", row))}
         if int(arrays["length"].sum()) != plain["tokens"] or arrays["ring_sizes"].sum() != len(arrays["ring_ranks"]):
             raise ValueError("its documents are not those that were counted")
     except (pa.ArrowInvalid, ValueError) as error:
@@ -310,5 +199,24 @@ def _record(row: pa.RecordBatch, head: Head, file: Path | None) -> Record:
     return Record(**plain | states | arrays, head=head, file=file)
 
 
-def _int64(scalar: Any) -> npt.NDArray[np.int64]:
-    return np.asarray(scalar.values.to_numpy(zero_copy_only=False), np.int64)
+def _arrays(row: pa.RecordBatch) -> dict[str, Any]:
+    """The lists of one row, also those that were written empty."""
+    found = {name: np.asarray(_values(row.column(name)[0]), np.int64) for name in LISTS}
+    for name, value in TRIVIAL.items():
+        if not len(found[name]):
+            found[name] = np.full(len(found["document"]), value, np.int64)
+    return found
+
+
+def _before(batch: pa.RecordBatch, row: int) -> StreamState:
+    """The state before a step: its own, or the one after the step of the row before."""
+    return state_of(_integers(batch, "before", row) or (_integers(batch, "after", row - 1) if row else []))
+
+
+def _integers(batch: pa.RecordBatch, name: str, row: int) -> list[int]:
+    found: list[int] = _values(batch.column(name)[row]).tolist()
+    return found
+
+
+def _values(scalar: Any) -> npt.NDArray[Any]:
+    return np.asarray(scalar.values.to_numpy(zero_copy_only=False))

@@ -22,12 +22,10 @@ import pyarrow as pa
 
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.feed import Feed
-from seqmesh.loader.ledger import EPOCH, SUFFIX, LedgerFile, Record, read_file, record_at, record_of
+from seqmesh.loader.ledger import EPOCH, SUFFIX, UNWRITTEN, LedgerFile, Record, read_file, record_at, record_of
 from seqmesh.loader.planner import Step
 from seqmesh.loader.state import StreamState
 from seqmesh.packer.lengths import Int64Array
-
-UNWRITTEN = 256  # steps that may wait to be written when a loader is killed: see `recorder`
 
 Row = tuple[int, int, int]  # file, record batch, row in it
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from seqmesh.loader.counters import Counters
+from seqmesh.loader.storage.bringer import StoreCounters
 
 PREFIX = "seqmesh_loader"
 TOTALS = {
@@ -34,14 +35,27 @@ RANK_TOTALS = {
     "hellos": "Sessions begun by the rank's processes",
 }
 
+STORE_TOTALS = {
+    "fetched": ("parts_fetched", "Local copies of parts made, by fetching or decoding them"),
+    "fetched_bytes": ("parts_fetched_bytes", "Bytes of the copies made"),
+    "hits": ("parts_found", "Parts whose copy was there already"),
+    "evicted": ("parts_evicted", "Copies removed to make room for others"),
+    "failures": ("parts_fetch_failures", "Parts that could not be fetched or decoded"),
+    "waited_seconds": ("parts_waited_seconds", "Seconds in which serving stood still until a part had come"),
+}
+
 log = logging.getLogger("seqmesh.loader")
+
+CopiesSoFar = Callable[[], StoreCounters]
 
 
 class LoaderCollector(Collector):
-    """Turns counters into metric families, from whatever thread."""
+    """Turns counters into metric families, from whatever thread. copies: of parts that are not read in their place;
+    None where all are."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, copies: CopiesSoFar | None = None) -> None:
         self._counters = counters
+        self._copies = copies
 
     def collect(self) -> Iterator[Metric]:
         counters = self._counters
@@ -49,7 +63,7 @@ class LoaderCollector(Collector):
             yield CounterMetricFamily(f"{PREFIX}_{name}", words, value=getattr(counters, name))
         yield GaugeMetricFamily(f"{PREFIX}_step", "Newest step that was planned", value=counters.step)
         served = CounterMetricFamily(f"{PREFIX}_served_tokens", "Tokens taken from each source", labels=["source"])
-        for source, tokens in dict(counters.served).items():
+        for source, tokens in counters.served().items():
             served.add_metric([source], tokens)
         yield served
         ranks = dict(counters.ranks)
@@ -62,11 +76,16 @@ class LoaderCollector(Collector):
         for rank, each in ranks.items():
             under_way.add_metric([str(rank)], each.under_way_bytes)
         yield under_way
+        if self._copies is not None:
+            copies = self._copies()
+            for field, (name, words) in STORE_TOTALS.items():
+                yield CounterMetricFamily(f"{PREFIX}_{name}", words, value=getattr(copies, field))
 
 
 @contextlib.contextmanager
-def exposing(address: str | None, counters: Counters) -> Iterator[None]:
-    """Serve the metrics at HOST:PORT; a port of 0 takes a free one, which the log tells. None: do nothing.
+def exposing(address: str | None, counters: Counters, copies: CopiesSoFar | None = None) -> Iterator[None]:
+    """Serve the metrics at HOST:PORT; a port of 0 takes a free one, which the log tells. None: do nothing. copies: see
+    `LoaderCollector`.
 
     Raises ValueError for another kind of address, OSError where it is taken.
     """
@@ -77,7 +96,7 @@ def exposing(address: str | None, counters: Counters) -> Iterator[None]:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"metrics is {address!r}: must be HOST:PORT, for example 127.0.0.1:9400")
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(LoaderCollector(counters))
+    registry.register(LoaderCollector(counters, copies))
     try:
         server, thread = start_http_server(int(port), addr=host, registry=registry)
     except OSError as error:

@@ -20,19 +20,22 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from seqmesh.loader.entries import SCHEMA, Entries, Parts, parts_of, trivial_lists
 from seqmesh.loader.feed import Feed
-from seqmesh.loader.ledger import END, SCHEMA, SUFFIX, Head, Row, record_batch
+from seqmesh.loader.ledger import END, SUFFIX, UNWRITTEN, Head
 from seqmesh.loader.planner import Step
 from seqmesh.loader.state import StreamState
 
+NEVER = float("inf")
 SECONDS = 1.0  # that a step waits to be written, at most
-MOST_STEPS = 256  # that wait
-MOST_DOCUMENTS = 1 << 15  # of them all: more than the caches of a core hold would cost more
+MOST_BEGINNINGS = UNWRITTEN  # of steps, by ranks, that wait
+MOST_DOCUMENTS = 1 << 17  # of the steps that wait: 48 bytes of each are kept
 REMEMBERED = 1 << 12  # steps that are not recorded again for a rank which comes later
 
 log = logging.getLogger("seqmesh.loader")
 
 Place = tuple[int, int]  # rank and peer
+Beginning = tuple[Parts, Place, bool, bool, int]  # as `Recorder.begin` has them, and when, in nanoseconds
 
 
 @dataclass(slots=True)
@@ -59,10 +62,13 @@ class Recorder:
             begun=datetime.now(UTC),
         )
         self.path = folder / f"{head.begun:%Y%m%dT%H%M%S.%fZ}-{head.host}-{head.pid}-{secrets.token_hex(2)}{SUFFIX}"
-        self.due = float("inf")
+        self.due = NEVER
         self._file, self._size = _create(self.path, SCHEMA.with_metadata(head.to_metadata()).serialize())
-        self._rows: list[Row] = []
-        self._documents = 0
+        self._trivial = trivial_lists(feed.settings)
+        self._waiting: list[Beginning] = []
+        self._newest: Step | None = None  # whose beginning is the last that waits
+        self._documents = 0  # of all that wait
+        self._entries = Entries(self._trivial)
         self._served: dict[int, _Served] = {}
         self._bits: dict[Place, int] = {}
         self._failed = False
@@ -71,33 +77,33 @@ class Recorder:
         """A rank is sent its first batch of a step; with `anew` False another one, with which it goes on. The step is
         recorded, unless it is for other ranks already: once more where this one had begun it before. continued: the
         rank was served by another loader process before."""
-        bit = self._bits.setdefault(place, 1 << len(self._bits))
-        served = self._served.get(number := step.before.step)
-        same = served is not None and (served.before is step.before or served.before == step.before)
-        if served is not None and same and not (anew and served.begun & bit):
-            served.begun |= bit
-            return
-        self._remember(number, _Served(step.before, bit))
-        self._rows.append(Row(step, time.time_ns() // 1000, continued))
-        self._documents += len(step.documents.document)
-        if len(self._rows) == 1:
+        if step is self._newest:
+            parts = self._waiting[-1][0]
+        else:
+            self._newest, parts = step, parts_of(step)
+            self._documents += len(step.documents.document)
+        self._waiting.append((parts, place, anew, continued, time.time_ns()))
+        if self.due == NEVER:
             self.due = time.monotonic() + SECONDS
-        if len(self._rows) >= MOST_STEPS or self._documents >= MOST_DOCUMENTS:
+        if len(self._waiting) >= MOST_BEGINNINGS or self._documents >= MOST_DOCUMENTS:
             self.flush()
 
     def lost(self, step: int, place: Place) -> None:
         """What a rank was sent of a step has not come: it has not begun it."""
+        self._sort_out()
         if served := self._served.get(step):
             served.begun &= ~self._bits.get(place, 0)
 
     def flush(self) -> None:
         """Write what waits."""
-        rows, self._rows, self._documents, self.due = self._rows, [], 0, float("inf")
-        if rows and self._file >= 0:
+        self._sort_out()
+        entries, self._entries, self._documents, self.due = self._entries, Entries(self._trivial), 0, NEVER
+        if len(entries) and self._file >= 0:
+            batch = entries.to_batch()
             try:
-                self._write(memoryview(record_batch(rows).serialize()))
+                self._write(memoryview(batch.serialize()))
             except OSError as error:
-                self._forgo(rows, error)
+                self._forgo(batch, error)
 
     def close(self) -> None:
         """Write what waits, and close the file. Does nothing the second time."""
@@ -108,26 +114,41 @@ class Recorder:
             os.close(self._file)
             self._file = -1
 
-    def _remember(self, number: int, served: _Served) -> None:
-        self._served.pop(number, None)
-        self._served[number] = served
+    def _sort_out(self) -> None:
+        """Find which beginnings are recorded. Many at a time: between two batches every touch of memory costs more."""
+        waiting, self._waiting, self._newest = self._waiting, [], None
+        for parts, place, anew, continued, nanoseconds in waiting:
+            if self._is_new(parts[0], place, anew):
+                self._entries.add(parts, nanoseconds // 1000, continued=continued)
+
+    def _is_new(self, before: StreamState, place: Place, anew: bool) -> bool:
+        """Whether a step that begins at this state is to be recorded for a rank; notes that the rank has begun it."""
+        bit = self._bits.setdefault(place, 1 << len(self._bits))
+        if served := self._served.get(before.step):
+            same = served.before is before or served.before == before
+            if same and not (anew and served.begun & bit):
+                served.begun |= bit
+                return False
+            del self._served[before.step]  # the newest are the last
+        self._served[before.step] = _Served(before, bit)
         if len(self._served) > REMEMBERED:
             del self._served[next(iter(self._served))]
+        return True
 
     def _write(self, message: memoryview) -> None:
         _write_all(self._file, message)
         self._size += len(message)
 
-    def _forgo(self, rows: list[Row], error: OSError) -> None:
+    def _forgo(self, batch: pa.RecordBatch, error: OSError) -> None:
         """Go on without these: half a record is cut off, so that the next one can be read."""
         if not self._failed:
-            first, last = rows[0].step.before.step, rows[-1].step.before.step
+            steps = batch.column("step").to_pylist()
             log.warning(
                 "%s can not be written (%s): steps %d to %d are not in the ledger, serving goes on",
                 self.path,
                 error.strerror,
-                first,
-                last,
+                steps[0],
+                steps[-1],
             )
         self._failed = True
         try:

@@ -51,6 +51,7 @@ from seqmesh.loader.recorder import recording
 from seqmesh.loader.registry import registered
 from seqmesh.loader.service import Service
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.loader.storage.bringer import StoreCounters
 from seqmesh.loader.storage.cache import Cache
 
 TURN_SECONDS = 0.05  # between two looks of a standby at the endpoint
@@ -88,7 +89,7 @@ def serve(
             return ended
         socket = stack.enter_context(listening(endpoint, keys=options.keys, also=options.also))
         handover = stack.enter_context(handing_over(endpoint))
-        stack.enter_context(exposing(options.metrics, counters))
+        stack.enter_context(exposing(options.metrics, counters, copies_of(feed)))
         recorder = stack.enter_context(recording(options.ledger, feed))
         stack.enter_context(registered(feed.settings, endpoint, options, folder))
         try:
@@ -97,6 +98,12 @@ def serve(
         except Exception as error:
             log.exception("failed while serving: %r", error)
             raise ServingError(f"the loader failed while serving: {error!r}") from error
+
+
+def copies_of(feed: Feed) -> Callable[[], StoreCounters] | None:
+    """Tells what was fetched so far; None where the data are read in their place."""
+    arrivals = feed.shards.arrivals
+    return None if arrivals is None else lambda: arrivals.store.counters
 
 
 def _take_turn(

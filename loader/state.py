@@ -54,7 +54,7 @@ class SourceState:
         )
 
 
-_PER_SOURCE = tuple(f.name for f in fields(SourceState))
+PER_SOURCE = tuple(f.name for f in fields(SourceState))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +97,13 @@ class StreamState:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON: integers, and a list of them for everything that each source has."""
         plain: dict[str, Any] = {name: getattr(self, name) for name in _ONE}
-        lists = {name: [getattr(source, name) for source in self.sources] for name in _PER_SOURCE}
+        lists = {name: [getattr(source, name) for source in self.sources] for name in PER_SOURCE}
         return plain | lists | {"waiting": list(self.waiting)}
 
     @classmethod
     def from_dict(cls, state: Any) -> StreamState:
         """Raises ValueError for a state that is not one of ours or of another version."""
-        names = {*_ONE, *_PER_SOURCE, "waiting"}
+        names = {*_ONE, *PER_SOURCE, "waiting"}
         if not isinstance(state, dict):
             raise ValueError(f"not a stream state: must be a mapping, not a {type(state).__name__}")
         if state.get("version") != STATE_VERSION:
@@ -114,7 +114,7 @@ class StreamState:
             raise ValueError(f"not a stream state: {bad} must be integers from 0 to 2**62 - 1")
         if state["window_step"] > state["step"]:
             raise ValueError(f"not a stream state: window_step is {state['window_step']}, step only {state['step']}")
-        lists = {name: _counts(name, state[name]) for name in (*_PER_SOURCE, "waiting")}
+        lists = {name: _counts(name, state[name]) for name in (*PER_SOURCE, "waiting")}
         waiting = lists.pop("waiting")
         if len({len(each) for each in lists.values()}) > 1 or not 1 <= len(lists["position"]) <= MAX_SOURCES:
             raise ValueError(f"not a stream state: must have the same number of each of {sorted(lists)}")

@@ -22,6 +22,7 @@ MODULES = {
     "rings": "seqmesh.benchmarks.rings",
     "loader": "seqmesh.benchmarks.loader",
     "sources": "seqmesh.benchmarks.sources",
+    "ledger": "seqmesh.benchmarks.ledger",
     "train": "seqmesh.benchmarks.train",
     "calibrate": "seqmesh.benchmarks.calibrate",
 }

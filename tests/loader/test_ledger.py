@@ -19,9 +19,10 @@ import pytest
 from seqmesh.loader import recorder as recorder_module
 from seqmesh.loader.batch import arrays_in
 from seqmesh.loader.embedded import Loader
+from seqmesh.loader.entries import SCHEMA
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.feed import Feed, Position
-from seqmesh.loader.ledger import END, SCHEMA, SUFFIX, Record, read_batches, read_file
+from seqmesh.loader.ledger import END, SUFFIX, Record, read_batches, read_file
 from seqmesh.loader.ledgers import Ledger
 from seqmesh.loader.mixture import Mixture, SourceOptions, WeightChange
 from seqmesh.loader.order import ServeOptions
@@ -155,6 +156,25 @@ def test_the_ledger_is_what_the_ranks_got(data: Path, tmp_path: Path, name: str)
         assert any(ledger.recorded(step)[0].offset.any() for step in ledger.steps.tolist())
 
 
+def test_a_document_that_other_settings_had_split_is_recorded_from_where_it_goes_on(data: Path, tmp_path: Path) -> None:
+    settings = settings_of(data, "split")
+    feed = Feed(settings)
+    state = feed.start
+    while not state.sources[0].offset:
+        step = feed.step(state)
+        assert step is not None
+        state = step.after
+    server = Server(replace(settings, overlong="truncate"), tmp_path)
+    server.serve(server.reader(0, Position(state)), steps=2)
+    server.recorder.close()
+    expected = server.feed.step(state)
+    assert expected is not None
+    assert expected.documents.offset.any()
+    (record,) = Ledger(tmp_path).recorded(state.step)
+    assert record.offset.tolist() == expected.documents.offset.tolist()
+    assert (record.before, record.after) == (state, expected.after)
+
+
 def test_what_is_planned_ahead_is_not_in_it(settings: LoaderSettings, tmp_path: Path) -> None:
     server = Server(settings, tmp_path)
     reader = server.reader(0)
@@ -168,7 +188,7 @@ def test_what_is_planned_ahead_is_not_in_it(settings: LoaderSettings, tmp_path: 
 def test_what_is_missing_is_planned_again_and_is_the_same(
     data: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder_module, "MOST_STEPS", 1)  # a record batch for each
+    monkeypatch.setattr(recorder_module, "MOST_BEGINNINGS", 1)  # a record batch for each
     settings = settings_of(data, name)
     write(settings, tmp_path / "whole")
     whole = Ledger(tmp_path / "whole")
@@ -193,7 +213,7 @@ def test_what_is_missing_is_planned_again_and_is_the_same(
 def test_what_a_killed_loader_may_have_served_last_is_planned_again(
     settings: LoaderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder_module, "MOST_STEPS", 1)
+    monkeypatch.setattr(recorder_module, "MOST_BEGINNINGS", 1)
     content = write(settings, tmp_path / "whole").recorder.path.read_bytes()
     whole = Ledger(tmp_path / "whole")
     originals = [whole.recorded(step)[0] for step in whole.steps.tolist()]
@@ -214,7 +234,7 @@ def test_what_a_killed_loader_may_have_served_last_is_planned_again(
 
 
 def test_without_the_data_nothing_is_planned_again(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "MOST_STEPS", 1)
+    monkeypatch.setattr(recorder_module, "MOST_BEGINNINGS", 1)
     copied = Path(shutil.copytree(data, tmp_path / "set"))
     settings = settings_of(copied, "free")
     server = write(settings, tmp_path / "whole")
@@ -242,7 +262,7 @@ def drop_batch(path: Path, number: int, **changes: Any) -> None:
 def test_steps_that_do_not_lead_on_are_not_made_up(
     settings: LoaderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder_module, "MOST_STEPS", 1)
+    monkeypatch.setattr(recorder_module, "MOST_BEGINNINGS", 1)
     path = write(settings, tmp_path).recorder.path
     drop_batch(path, 2, settings=replace(settings.resolved(), tokens_per_step=100))
     with pytest.raises(ValueError, match=r"step 2 is missing and can not be planned again: .* does not lead to step 3"):
@@ -252,7 +272,7 @@ def test_steps_that_do_not_lead_on_are_not_made_up(
 def test_a_file_that_is_torn_anywhere_is_read_up_to_there(
     settings: LoaderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder_module, "MOST_STEPS", 3)
+    monkeypatch.setattr(recorder_module, "MOST_BEGINNINGS", 3)
     whole = write(settings, tmp_path).recorder.path.read_bytes().removesuffix(END)
     path = tmp_path / f"torn{SUFFIX}"
     path.write_bytes(whole)

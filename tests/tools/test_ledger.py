@@ -29,7 +29,7 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def folder(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a job that was killed and resumed: steps 0 to 4, then 3 to the end; a record batch for each."""
-    monkeypatch.setattr(recorder, "MOST_STEPS", 1)
+    monkeypatch.setattr(recorder, "MOST_BEGINNINGS", 1)
     settings = settings_for(data, ranks=2, capacity=24, max_document=40)
     options, state = ServeOptions(ledger=str(tmp_path / "ledger")), None
     for last in (4, 99):
