@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from seqmesh.loader.catalog import Catalog, Chunk, Reading
-from seqmesh.loader.formats import huggingface, megatron, parquet, scanned, seqmesh
+from seqmesh.loader.formats import huggingface, megatron, scanned, seqmesh
 from seqmesh.loader.formats.scanned import Files
 from seqmesh.loader.manifest import MANIFEST_NAME
 from seqmesh.loader.storage.cache import Cache
 from seqmesh.loader.storage.location import Location
 
+PARQUET = ".parquet"
 FORMATS = "a shard set, Parquet files, a Hugging Face saved dataset, Megatron .bin and .idx"
 
 
@@ -48,8 +49,11 @@ def open_set(data: str, reading: Reading, cache: Cache) -> OpenSet:
         raise ValueError(f"vocab_size is missing: {data} holds {kind}, which does not say it")
     if kind == "Megatron datasets":
         return _megatron(megatron.catalog(location, megatron.pairs(files), files, reading))
-    found = (parquet if kind == "Parquet files" else huggingface).files_of(location, files, reading)
-    return _scanned(found, reading, cache)
+    if kind == "Parquet files":
+        from seqmesh.loader.formats import parquet  # a twentieth of a second, which others need not wait for
+
+        return _scanned(parquet.files_of(location, _parquet(files), reading), reading, cache)
+    return _scanned(huggingface.files_of(location, files, reading), reading, cache)
 
 
 def _files(location: Location) -> tuple[Location, dict[str, int]]:
@@ -65,7 +69,7 @@ def _files(location: Location) -> tuple[Location, dict[str, int]]:
         folder, name = location.parent, location.name
         beside = folder.files()
         stem = name[:-4] if name.endswith((".bin", ".idx")) else name
-        chosen = (name,) if name.endswith(parquet.ENDING) else (f"{stem}.idx", f"{stem}.bin")
+        chosen = (name,) if name.endswith(PARQUET) else (f"{stem}.idx", f"{stem}.bin")
         if all(each in beside for each in chosen):
             return folder, {each: beside[each] for each in chosen}
     return location, {}
@@ -74,9 +78,13 @@ def _files(location: Location) -> tuple[Location, dict[str, int]]:
 def _kind_of(files: dict[str, int]) -> str | None:
     if huggingface.STATE_NAME in files:
         return "a Hugging Face dataset"
-    if any(name.endswith(parquet.ENDING) for name in files):
+    if _parquet(files):
         return "Parquet files"
     return "Megatron datasets" if megatron.pairs(files) else None
+
+
+def _parquet(files: dict[str, int]) -> dict[str, int]:
+    return {name: size for name, size in sorted(files.items()) if name.endswith(PARQUET)}
 
 
 def _shard_set(catalog: Catalog) -> OpenSet:

@@ -19,19 +19,17 @@ from seqmesh.loader.formats.scanned import Files
 from seqmesh.loader.manifest import token_dtype
 from seqmesh.loader.storage.location import Location
 
-ENDING = ".parquet"
 BATCH_IDS = 1 << 24  # decoded at a time, about: bounds memory, and keeps 32-bit offsets from overflowing
 EXTRA = ("source", "doc_id", TARGETS)
 
 
 def files_of(location: Location, sizes: dict[str, int], reading: Reading) -> Files:
-    """The Parquet files of a folder, in the order of their names."""
+    """Parquet files of a folder, in this order."""
     assert reading.vocab_size is not None
-    chosen = {name: size for name, size in sorted(sizes.items()) if name.endswith(ENDING)}
     return Files(
         location=location,
         format="parquet",
-        sizes=chosen,
+        sizes=sizes,
         opened=partial(chunks, column=reading.column),
         bring=partial(bring, location, reading),
         beside=not location.is_local,
