@@ -9,7 +9,7 @@ from pathlib import Path
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from seqmesh.loader.manifest import read_manifest
+from seqmesh.loader.formats.detect import find_set
 from seqmesh.trainer.config import load_config
 
 
@@ -17,7 +17,7 @@ def run(*, config: Path, overrides: Sequence[str]) -> None:
     """The whole command. Raises ValueError or FileNotFoundError for what is wrong before any rank starts, RuntimeError
     naming the rank that failed after."""
     job = load_config(config, overrides)
-    read_manifest(Path(job.loader.data))
+    find_set(job.loader.data, job.loader.reading)
     # Ranks of one machine share its cores; without this each would use them all.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // job.ranks)))
     ranks = ["--standalone", "--nproc-per-node", str(job.ranks)]

@@ -15,8 +15,9 @@ from seqmesh.loader.manifest import MANIFEST_NAME
 from seqmesh.loader.storage.cache import Cache
 from seqmesh.loader.storage.location import Location
 
-PARQUET = ".parquet"
+SHARDS, PARQUET, HUGGING_FACE, MEGATRON = "a shard set", "Parquet files", "a Hugging Face dataset", "Megatron datasets"
 FORMATS = "a shard set, Parquet files, a Hugging Face saved dataset, Megatron .bin and .idx"
+ENDING = ".parquet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,24 +33,32 @@ class OpenSet:
     chunks: Callable[[int, Path, int], list[Chunk]]
 
 
-def open_set(data: str, reading: Reading, cache: Cache) -> OpenSet:
-    """Raises FileNotFoundError where there is no set, ValueError where something must be said that the format does not
-    say, ShardError for an unfit file."""
+def find_set(data: str, reading: Reading) -> tuple[Location, dict[str, int], str]:
+    """Where a set is, the sizes of its files by name, and what it is, in words. Raises FileNotFoundError where there is
+    none, ValueError where something must be said that the format does not say; nothing is opened."""
     location, files = _files(Location(data))
     if MANIFEST_NAME in files:
-        return _shard_set(seqmesh.catalog(location, reading, cache))
+        return location, files, SHARDS
     if huggingface.SPLITS_NAME in files:
         raise ValueError(f"{location} holds several splits: name the folder of one of them")
     kind = _kind_of(files)
-    if kind is None:
+    if not kind:
         raise FileNotFoundError(
             f"{data} is not a finished shard set: it has no {MANIFEST_NAME}; nor is it any other of {FORMATS}"
         )
     if reading.vocab_size is None:
         raise ValueError(f"vocab_size is missing: {data} holds {kind}, which does not say it")
-    if kind == "Megatron datasets":
+    return location, files, kind
+
+
+def open_set(data: str, reading: Reading, cache: Cache) -> OpenSet:
+    """Raises as `find_set` does, and ShardError for an unfit file."""
+    location, files, kind = find_set(data, reading)
+    if kind == SHARDS:
+        return _shard_set(seqmesh.catalog(location, reading, cache))
+    if kind == MEGATRON:
         return _megatron(megatron.catalog(location, megatron.pairs(files), files, reading))
-    if kind == "Parquet files":
+    if kind == PARQUET:
         from seqmesh.loader.formats import parquet  # a twentieth of a second, which others need not wait for
 
         return _scanned(parquet.files_of(location, _parquet(files), reading), reading, cache)
@@ -69,22 +78,21 @@ def _files(location: Location) -> tuple[Location, dict[str, int]]:
         folder, name = location.parent, location.name
         beside = folder.files()
         stem = name[:-4] if name.endswith((".bin", ".idx")) else name
-        chosen = (name,) if name.endswith(PARQUET) else (f"{stem}.idx", f"{stem}.bin")
+        chosen = (name,) if name.endswith(ENDING) else (f"{stem}.idx", f"{stem}.bin")
         if all(each in beside for each in chosen):
             return folder, {each: beside[each] for each in chosen}
     return location, {}
 
 
-def _kind_of(files: dict[str, int]) -> str | None:
+def _kind_of(files: dict[str, int]) -> str:
+    """Empty for none."""
     if huggingface.STATE_NAME in files:
-        return "a Hugging Face dataset"
-    if _parquet(files):
-        return "Parquet files"
-    return "Megatron datasets" if megatron.pairs(files) else None
+        return HUGGING_FACE
+    return PARQUET if _parquet(files) else MEGATRON if megatron.pairs(files) else ""
 
 
 def _parquet(files: dict[str, int]) -> dict[str, int]:
-    return {name: size for name, size in sorted(files.items()) if name.endswith(PARQUET)}
+    return {name: size for name, size in sorted(files.items()) if name.endswith(ENDING)}
 
 
 def _shard_set(catalog: Catalog) -> OpenSet:
