@@ -24,10 +24,10 @@ from seqmesh.benchmarks.lengths import python_documents
 from seqmesh.benchmarks.shards import random_shards, scratch_folder
 from seqmesh.loader.counters import Counters
 from seqmesh.loader.feed import Feed, Position
+from seqmesh.loader.ledger.recorder import Recorder
 from seqmesh.loader.metrics import LoaderCollector
 from seqmesh.loader.planner import Step
 from seqmesh.loader.reader import Reader
-from seqmesh.loader.recorder import Recorder
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.stream import served
 from seqmesh.loader.supply import Supply

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from seqmesh.loader.errors import LoaderTimeoutError as LoaderTimeoutError
     from seqmesh.loader.errors import ShardError as ShardError
     from seqmesh.loader.errors import WireError as WireError
-    from seqmesh.loader.fleet import Fleet as Fleet
+    from seqmesh.loader.fleet.cluster import Fleet as Fleet
     from seqmesh.loader.process import LoaderProcess as LoaderProcess
     from seqmesh.loader.settings import LoaderSettings as LoaderSettings
     from seqmesh.loader.shards import ShardSet as ShardSet
     from seqmesh.loader.stream import StreamState as StreamState
 
 _HOMES = {
-    "Fleet": "fleet",
+    "Fleet": "fleet.cluster",
     "Loader": "embedded",
     "LoaderError": "errors",
     "LoaderProcess": "process",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from seqmesh.loader.feed import Delivery, Draft, Feed, Position
-from seqmesh.loader.recorder import Recorder
+from seqmesh.loader.ledger.recorder import Recorder
 from seqmesh.loader.steps import count_steps
 from seqmesh.loader.stream import StreamState
 

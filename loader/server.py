@@ -33,6 +33,7 @@ from seqmesh.loader.endpoint import check_endpoint, claim_of, listening
 from seqmesh.loader.errors import LoaderError, ServingError
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.handover import handing_over
+from seqmesh.loader.ledger.recorder import recording
 from seqmesh.loader.logs import log_json
 from seqmesh.loader.metrics import exposing
 from seqmesh.loader.order import (
@@ -47,7 +48,6 @@ from seqmesh.loader.order import (
     ServeOptions,
 )
 from seqmesh.loader.ready import first_readable
-from seqmesh.loader.recorder import recording
 from seqmesh.loader.registry import registered
 from seqmesh.loader.service import Service
 from seqmesh.loader.settings import LoaderSettings

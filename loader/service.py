@@ -18,8 +18,8 @@ import zmq
 from seqmesh.loader.errors import LoaderError, WireError
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.handover import Handover
+from seqmesh.loader.ledger.recorder import Recorder
 from seqmesh.loader.reader import Reader
-from seqmesh.loader.recorder import Recorder
 from seqmesh.loader.steps import StepCounter
 from seqmesh.loader.stream import StreamState
 from seqmesh.loader.supply import Supply

@@ -13,8 +13,8 @@ import numpy as np
 
 from seqmesh.loader.arena import Block, Ring, Slot
 from seqmesh.loader.feed import Draft, Feed
+from seqmesh.loader.ledger.recorder import Recorder
 from seqmesh.loader.reader import Reader, Sent
-from seqmesh.loader.recorder import Recorder
 from seqmesh.loader.wire import Batch, block_checksum, encode
 
 

@@ -19,13 +19,13 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from seqmesh.loader import fleet as fleet_module
 from seqmesh.loader.client import Client
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.feed import Feed, Position
-from seqmesh.loader.fleet import Fleet, from_file
+from seqmesh.loader.fleet import cluster as fleet_module
+from seqmesh.loader.fleet.cluster import Fleet
+from seqmesh.loader.fleet.places import Place, from_file
 from seqmesh.loader.keys import create_keys
-from seqmesh.loader.places import Place
 from seqmesh.loader.settings import LoaderSettings
 from tests.serving import SECONDS, is_running, take, wait_until
 from tests.support import settings_for

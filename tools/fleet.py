@@ -13,9 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from seqmesh.loader.fleet import Fleet, import_ray
+from seqmesh.loader.fleet.cluster import Fleet, import_ray
+from seqmesh.loader.fleet.places import Place, write_places
 from seqmesh.loader.logs import log_plain
-from seqmesh.loader.places import Place, write_places
 from seqmesh.loader.server import raise_exit
 from seqmesh.tools.serve import read_settings
 

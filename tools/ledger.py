@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from seqmesh.loader.files import atomic_write
-from seqmesh.loader.ledger import Record
-from seqmesh.loader.ledgers import Ledger, opened
+from seqmesh.loader.ledger.file import Record
+from seqmesh.loader.ledger.reading import Ledger, opened
 from seqmesh.tools.output import check_folders, print_whole, print_written
 
 MOST_LISTED = 20  # gaps and runs

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from seqmesh.loader.entries import LISTS, state_of, trivial_lists
 from seqmesh.loader.feed import Feed
-from seqmesh.loader.ledger import read_file, record_at, record_of
+from seqmesh.loader.ledger.entries import LISTS, state_of, trivial_lists
+from seqmesh.loader.ledger.file import read_file, record_at, record_of
+from seqmesh.loader.ledger.recorder import Recorder
 from seqmesh.loader.mixture import Mixture, SourceOptions
-from seqmesh.loader.recorder import Recorder
 from seqmesh.loader.settings import LoaderSettings
 from tests.support import long_tail, make_set, settings_for
 

@@ -87,7 +87,7 @@ def imported_by(code: str) -> set[str]:
         ("import seqmesh.packer, seqmesh.loader, seqmesh.trainer", {"numba", "torch", "pyarrow", "zmq", "numpy"}),
         ("import seqmesh.tools.cli", {"numba", "torch", "pyarrow", "zmq", "numpy", "tokenizers", "matplotlib"}),
         ("import seqmesh.loader.server, seqmesh.loader.process, seqmesh.loader.client", {"torch"}),
-        ("import seqmesh.loader.fleet, seqmesh.tools.fleet", {"torch", "ray"}),
+        ("import seqmesh.loader.fleet.cluster, seqmesh.tools.fleet", {"torch", "ray"}),
         ("import seqmesh.tools.serve, seqmesh.tools.prepare, seqmesh.tools.inspect_set", {"torch"}),
         ("from seqmesh.packer import pack; pack([1], 2)", {"torch", "pyarrow", "zmq"}),
     ],

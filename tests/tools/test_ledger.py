@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from seqmesh.loader import recorder
 from seqmesh.loader.embedded import Loader
-from seqmesh.loader.ledgers import Ledger
+from seqmesh.loader.ledger import recorder
+from seqmesh.loader.ledger.reading import Ledger
 from seqmesh.loader.order import ServeOptions
 from seqmesh.loader.stream import StreamState
 from seqmesh.tools import ledger as command

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.feed import Feed
-from seqmesh.loader.ledger import EPOCH, SUFFIX, UNWRITTEN, LedgerFile, Record, read_file, record_at, record_of
+from seqmesh.loader.ledger.file import EPOCH, SUFFIX, UNWRITTEN, LedgerFile, Record, read_file, record_at, record_of
 from seqmesh.loader.planner import Step
 from seqmesh.loader.state import StreamState
 from seqmesh.packer.lengths import Int64Array

@@ -16,19 +16,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seqmesh.loader import recorder as recorder_module
 from seqmesh.loader.batch import arrays_in
 from seqmesh.loader.embedded import Loader
-from seqmesh.loader.entries import SCHEMA
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.feed import Feed, Position
-from seqmesh.loader.ledger import END, SUFFIX, Record, read_batches, read_file
-from seqmesh.loader.ledgers import Ledger
+from seqmesh.loader.ledger import recorder as recorder_module
+from seqmesh.loader.ledger.entries import SCHEMA
+from seqmesh.loader.ledger.file import END, SUFFIX, Record, read_batches, read_file
+from seqmesh.loader.ledger.reading import Ledger
+from seqmesh.loader.ledger.recorder import Recorder
 from seqmesh.loader.mixture import Mixture, SourceOptions, WeightChange
 from seqmesh.loader.order import ServeOptions
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.reader import Reader
-from seqmesh.loader.recorder import Recorder
 from seqmesh.loader.settings import Delay, LoaderSettings
 from seqmesh.loader.supply import Supply
 from seqmesh.loader.wire import Batch, decode

@@ -2,7 +2,7 @@
 
 A file is an Arrow IPC *stream*, which can be added to: whatever becomes of its end, what was written before it is read.
 Its schema says in its metadata (see `Head`) of which job it is. Written by `recorder`, read together with the others of
-its folder by `ledgers`.
+its folder by `reading`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import ValidationError
 
-from seqmesh.loader.entries import LISTS, PLAIN, SCHEMA, TRIVIAL, Entries, parts_of, state_of
+from seqmesh.loader.ledger.entries import LISTS, PLAIN, SCHEMA, TRIVIAL, Entries, parts_of, state_of
 from seqmesh.loader.planner import Step
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.state import StreamState

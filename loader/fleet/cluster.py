@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from seqmesh.loader.errors import LoaderError, LoaderTimeoutError
-from seqmesh.loader.keeper import Keeper
+from seqmesh.loader.fleet.keeper import Keeper
+from seqmesh.loader.fleet.places import Place, endpoint_of
 from seqmesh.loader.keys import check_keys
 from seqmesh.loader.order import ServeOptions
-from seqmesh.loader.places import Place, endpoint_of
-from seqmesh.loader.places import from_file as from_file
 from seqmesh.loader.process import START_SECONDS
 from seqmesh.loader.settings import LoaderSettings
 

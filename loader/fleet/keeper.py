@@ -10,10 +10,10 @@ import socket
 from dataclasses import replace
 
 from seqmesh.loader.errors import LoaderError
+from seqmesh.loader.fleet.places import Place
 from seqmesh.loader.folder import remove_orphans, runtime_place
 from seqmesh.loader.machine import machine
 from seqmesh.loader.order import ServeOptions
-from seqmesh.loader.places import Place
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.settings import LoaderSettings
 

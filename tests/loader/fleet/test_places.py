@@ -12,11 +12,11 @@ import pytest
 from seqmesh.loader.client import Client
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.feed import Feed, Position
-from seqmesh.loader.fleet import Fleet, FromCluster, chosen_nodes, from_file
+from seqmesh.loader.fleet.cluster import Fleet, FromCluster, chosen_nodes
+from seqmesh.loader.fleet.places import Place, endpoint_of, from_file, read_places, write_places
 from seqmesh.loader.keys import create_keys
 from seqmesh.loader.machine import machine
 from seqmesh.loader.order import ServeOptions
-from seqmesh.loader.places import Place, endpoint_of, read_places, write_places
 from seqmesh.loader.process import LoaderProcess
 from seqmesh.loader.settings import LoaderSettings
 from tests.serving import SECONDS, digests_inline, free_port, take

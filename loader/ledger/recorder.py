@@ -20,9 +20,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from seqmesh.loader.entries import SCHEMA, Entries, Parts, parts_of, trivial_lists
 from seqmesh.loader.feed import Feed
-from seqmesh.loader.ledger import END, SUFFIX, UNWRITTEN, Head
+from seqmesh.loader.ledger.entries import SCHEMA, Entries, Parts, parts_of, trivial_lists
+from seqmesh.loader.ledger.file import END, SUFFIX, UNWRITTEN, Head
 from seqmesh.loader.planner import Step
 from seqmesh.loader.state import StreamState
 
