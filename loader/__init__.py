@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from seqmesh.loader.errors import WireError as WireError
     from seqmesh.loader.fleet.cluster import Fleet as Fleet
     from seqmesh.loader.process import LoaderProcess as LoaderProcess
+    from seqmesh.loader.settings import Blocks as Blocks
     from seqmesh.loader.settings import LoaderSettings as LoaderSettings
     from seqmesh.loader.shards import ShardSet as ShardSet
     from seqmesh.loader.stream import StreamState as StreamState
 
 _HOMES = {
+    "Blocks": "settings",
     "Fleet": "fleet.cluster",
     "Loader": "embedded",
     "LoaderError": "errors",

@@ -138,6 +138,8 @@ class LoaderSettings:
             raise ValueError(f"seed is {self.seed}: must be from 0 to 2**62 - 1")
         if self.mode not in get_args(Mode):
             raise ValueError(f"mode is {self.mode!r}: must be one of {', '.join(get_args(Mode))}")
+        if not isinstance(self.shuffle, bool | Blocks):
+            raise ValueError(f"shuffle is {self.shuffle!r}: must be true, false, or Blocks(window=N)")
         if self.bad_shards not in get_args(BadShards):
             raise ValueError(f"bad_shards is {self.bad_shards!r}: must be refuse or quarantine")
         if self.batching not in get_args(Batching):

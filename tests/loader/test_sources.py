@@ -127,3 +127,9 @@ def test_a_shuffle_travels_as_json(shuffle: bool | Blocks) -> None:
 def test_a_shuffle_that_there_is_not_is_refused(shuffle: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_settings({"data": "set", "capacity": 8, "tokens_per_step": 8, "shuffle": shuffle})
+
+
+@pytest.mark.parametrize("shuffle", [{"window": 4}, None, 1, "true"])
+def test_settings_made_by_hand_take_no_map_for_a_shuffle(shuffle: Any) -> None:
+    with pytest.raises(ValueError, match=r"shuffle is .*: must be true, false, or Blocks\(window=N\)"):
+        LoaderSettings(data="set", capacity=8, tokens_per_step=8, shuffle=shuffle)
