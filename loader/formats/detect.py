@@ -55,7 +55,8 @@ def open_set(data: str, reading: Reading, cache: Cache) -> OpenSet:
     """Raises as `find_set` does, and ShardError for an unfit file."""
     location, files, kind = find_set(data, reading)
     if kind == SHARDS:
-        return _shard_set(seqmesh.catalog(location, reading, cache))
+        catalog = seqmesh.catalog(location, reading, cache)
+        return _shard_set(catalog if location.is_local else seqmesh.check_listed(catalog, files, reading))
     if kind == MEGATRON:
         return _megatron(megatron.catalog(location, megatron.pairs(files), files, reading))
     if kind == PARQUET:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,31 @@ def check_checksums(catalog: Catalog, paths: dict[int, Path]) -> dict[int, str]:
     }
 
 
+def check_listed(catalog: Catalog, files: dict[str, int], reading: Reading) -> Catalog:
+    """The same with the shards noted as bad that a listing (bytes by name) lacks, or has with another size. Raises
+    ShardError for the first of them, unless they are to be left out."""
+    bad: dict[int, str] = {}
+    for number, part in enumerate(catalog.parts):
+        try:
+            check_size(files.get(part.file), part.size, catalog.name_of(part))
+        except ShardError as error:
+            if reading.bad_shards == "refuse":
+                raise
+            bad[number] = str(error)
+    return replace(catalog, bad=bad)
+
+
+def check_size(found: int | None, size: int, where: str) -> None:
+    """found: bytes of a file; None: there is none. Raises ShardError where that is not as the manifest says."""
+    if found is None:
+        raise ShardError(f"{where}: is missing; the manifest lists it")
+    if found != size:
+        raise ShardError(f"{where}: has {found} bytes, the manifest says {size}; copy or prepare it again")
+
+
 def open_arrow(path: Path, size: int, where: str) -> pa.ipc.RecordBatchFileReader:
     """Memory-map one Arrow IPC file of a set. Raises ShardError where it is missing, truncated or no Arrow file."""
-    if not path.is_file():
-        raise ShardError(f"{where}: is missing; the manifest lists it")
-    if (found := path.stat().st_size) != size:
-        raise ShardError(f"{where}: has {found} bytes, the manifest says {size}; copy or prepare it again")
+    check_size(path.stat().st_size if path.is_file() else None, size, where)
     try:
         return pa.ipc.open_file(pa.memory_map(str(path)))
     except (pa.ArrowInvalid, OSError) as error:

@@ -84,10 +84,28 @@ def test_what_is_not_there_is_said(memory: dict[str, str], tmp_path: Path) -> No
     cache = Cache(folder=tmp_path)
     with pytest.raises(FileNotFoundError, match="memory://sets/nothing is not a finished shard set"):
         Feed(settings_at("memory://sets/nothing"), cache=cache)
-    fsspec.filesystem("memory").rm("/sets/seqmesh/shard-00001.arrow")
     feed = Feed(settings_at(memory["seqmesh"]), cache=cache)
-    with pytest.raises((ShardError, FileNotFoundError), match=r"shard-00001.arrow"):
+    fsspec.filesystem("memory").rm("/sets/seqmesh/shard-00001.arrow")
+    with pytest.raises(ShardError, match=r"shard-00001.arrow: there is no such file"):
         list(walk(feed, 0))
+    feed.shards.close()
+
+
+def test_shards_that_are_not_there_or_cut_are_refused_at_start_or_left_out(
+    memory: dict[str, str], tmp_path: Path
+) -> None:
+    cache, system = Cache(folder=tmp_path), fsspec.filesystem("memory")
+    system.rm("/sets/seqmesh/shard-00001.arrow")
+    with pytest.raises(ShardError, match=r"memory://.*shard-00001.arrow: is missing; the manifest lists it"):
+        Feed(settings_at(memory["seqmesh"]), cache=cache)
+    system.pipe_file("/sets/seqmesh/shard-00001.arrow", b"cut")
+    with pytest.raises(ShardError, match=r"shard-00001.arrow: has 3 bytes, the manifest says \d+"):
+        Feed(settings_at(memory["seqmesh"]), cache=cache)
+    feed = Feed(settings_at(memory["seqmesh"], bad_shards="quarantine"), cache=cache)
+    assert list(feed.shards.bad_shards) == ["shard-00001.arrow"]
+    first, last = feed.shards.part_first[1:3].tolist()
+    served = {document for _, batch in walk(feed, 0) for document in batch.document_ids.tolist()}
+    assert served == set(range(len(DOCUMENTS))) - set(range(first, last))
     feed.shards.close()
 
 
