@@ -53,10 +53,18 @@ class Ranges(SimpleHTTPRequestHandler):
         pass
 
 
+class Unlisted(Ranges):
+    """Says nothing of folders, as most servers of files on the web."""
+
+    def list_directory(self, _path: Any) -> None:
+        self.send_error(404)
+
+
 @contextlib.contextmanager
-def http_server(folder: Path) -> Iterator[int]:
-    """Serve a folder; the port."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Ranges, directory=str(folder))) as server:
+def http_server(folder: Path, *, lists: bool = True) -> Iterator[int]:
+    """Serve a folder; the port. lists: it says what is in it."""
+    handler = Ranges if lists else Unlisted
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield server.server_port

@@ -56,7 +56,8 @@ def open_set(data: str, reading: Reading, cache: Cache) -> OpenSet:
     location, files, kind = find_set(data, reading)
     if kind == SHARDS:
         catalog = seqmesh.catalog(location, reading, cache)
-        return _shard_set(catalog if location.is_local else seqmesh.check_listed(catalog, files, reading))
+        is_listed = not location.is_local and len(files) > 1
+        return _shard_set(seqmesh.check_listed(catalog, files, reading) if is_listed else catalog)
     if kind == MEGATRON:
         return _megatron(megatron.catalog(location, megatron.pairs(files), files, reading))
     if kind == PARQUET:
@@ -68,20 +69,20 @@ def open_set(data: str, reading: Reading, cache: Cache) -> OpenSet:
 
 def _files(location: Location) -> tuple[Location, dict[str, int]]:
     """The folder, and the files in it that are meant: all, one Parquet file, or those of the Megatron dataset NAME, for
-    which NAME.bin and NAME.idx are good names, too."""
+    which NAME.bin and NAME.idx are good names, too. Of a server that lists nothing, no more than what is asked for."""
     try:
         found = location.files()
     except (FileNotFoundError, NotADirectoryError):
         found = {}
     if found and set(found) != {location.name}:  # object stores list a file as the only one of itself
         return location, found
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return location, {MANIFEST_NAME: location.size(MANIFEST_NAME)}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
         folder, name = location.parent, location.name
-        beside = folder.files()
         stem = name[:-4] if name.endswith((".bin", ".idx")) else name
         chosen = (name,) if name.endswith(ENDING) else (f"{stem}.idx", f"{stem}.bin")
-        if all(each in beside for each in chosen):
-            return folder, {each: beside[each] for each in chosen}
+        return folder, {each: folder.size(each) for each in chosen}
     return location, {}
 
 

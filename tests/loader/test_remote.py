@@ -9,6 +9,8 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from seqmesh.loader.ahead import needed_at_once
@@ -26,7 +28,7 @@ from seqmesh.loader.storage.copies import FOLDER
 from seqmesh.tools.shard_writer import write_shards
 from tests.formats import write_all
 from tests.serving import SECONDS, served_here
-from tests.storage import BUCKET, link_to, s3_server, s3_settings
+from tests.storage import BUCKET, http_server, link_to, s3_server, s3_settings
 from tests.support import VOCAB, documents_of, long_tail, settings_for, walk
 
 DOCUMENTS = documents_of(long_tail(60, 120))
@@ -78,6 +80,19 @@ def test_all_formats_in_memory_and_at_file_urls(
         assert digests(settings_at(url), cache) == expected, name
         assert digests(settings_at(url), cache) == expected, name  # from the copies
         assert digests(settings_at(f"file://{places[name]}"), cache) == expected, name
+
+
+def test_a_server_that_lists_nothing(places: dict[str, Path], tmp_path: Path) -> None:
+    folder = places["seqmesh"].parent
+    table = pa.concat_tables([pq.read_table(path) for path in sorted(places["parquet"].iterdir())])
+    pq.write_table(table, folder / "all.parquet")
+    expected = digests(settings_at(places["seqmesh"]), Cache(folder=tmp_path))
+    with http_server(folder, lists=False) as port:
+        for name in ("shards", "all.parquet", "megatron/text_document", "megatron/text_document.bin"):
+            settings = settings_at(f"http://127.0.0.1:{port}/{name}")
+            assert digests(settings, Cache(folder=tmp_path / "cache")) == expected, name
+        with pytest.raises(FileNotFoundError, match="is not a finished shard set"):
+            Feed(settings_at(f"http://127.0.0.1:{port}/parquet"), cache=Cache(folder=tmp_path / "cache"))
 
 
 def test_what_is_not_there_is_said(memory: dict[str, str], tmp_path: Path) -> None:
