@@ -65,6 +65,8 @@ EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
+# Handshakes that say what is wrong: one of a later try that ends without a word does not change that.
+TELLING = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 
 
 class Client:
@@ -312,7 +314,8 @@ class Client:
         """Say hello on a new connection: the loader behind it may be new, too."""
         event = recv_monitor_message(self._monitor)["event"]
         self._lost = event != zmq.EVENT_HANDSHAKE_SUCCEEDED
-        if event != zmq.EVENT_DISCONNECTED:
+        is_less = event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._handshake in TELLING
+        if event != zmq.EVENT_DISCONNECTED and not is_less:
             self._handshake = event
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connections += 1

@@ -17,7 +17,7 @@ from seqmesh.loader.settings import LoaderSettings
 from tests.serving import SECONDS, digests_inline, free_port, served_here, take
 from tests.support import make_set, settings_for
 
-REFUSED_SECONDS = 1.0  # after which a rank without the right keys gives up
+REFUSED_SECONDS = 2.0
 
 
 @pytest.fixture(scope="module")

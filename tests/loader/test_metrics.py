@@ -136,8 +136,8 @@ def test_copies_of_remote_parts_are_counted(tmp_path: Path, caplog: pytest.LogCa
     assert found["fetched"] >= files
     assert found["evicted"] >= files - 2
     feed.shards.close()
-    system.rm("/counted/shard-00001.arrow")
     feed = Feed(settings, cache=Cache(folder=tmp_path / "new"))
+    system.rm("/counted/shard-00001.arrow")
     with pytest.raises((ShardError, FileNotFoundError)):
         list(walk(feed, 0))
     with exposing("127.0.0.1:0", Counters(), copies_of(feed)):
