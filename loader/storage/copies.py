@@ -168,8 +168,10 @@ class Copies:
         return os.open(self.folder / f".claim{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def taken(self) -> int:
-        """Bytes of all copies, with what is reserved."""
-        return sum(copy.size for copy in self._copies()) + sum(_reserved(path) for path in self._unfinished())
+        """Bytes of all copies, with what is reserved: first that, since one that appears meanwhile must count twice
+        rather than not at all."""
+        reserved = sum(_reserved(path) for path in self._unfinished())
+        return reserved + sum(copy.size for copy in self._copies())
 
     def _make_room(self, size: int) -> bool:
         locked: list[int] = []
