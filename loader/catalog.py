@@ -55,6 +55,7 @@ class Catalog:
     lengths, supervised [N]: tokens of each document, and labels of it that count. codes [N]: its source, as a place in
     `sources`; None: still to be read from the parts. fingerprint: which data this is, wherever it lies. bad: parts that
     can not be read, and why; their documents, if it is known how many they are, are not served.
+    part_first [P + 1]: number of the first document of each part, and of all.
     """
 
     location: Location
@@ -68,11 +69,11 @@ class Catalog:
     fingerprint: str
     column: str = COLUMN
     bad: dict[int, str] = field(default_factory=dict)
+    part_first: Int64Array = field(init=False, repr=False)
 
-    @property
-    def part_first(self) -> Int64Array:
-        """Number of the first document of each part, and of all documents [P + 1]."""
-        return np.concatenate((np.zeros(1, np.int64), np.cumsum([part.rows for part in self.parts], dtype=np.int64)))
+    def __post_init__(self) -> None:
+        first = np.cumsum([0, *(part.rows for part in self.parts)], dtype=np.int64)
+        object.__setattr__(self, "part_first", first)
 
     def name_of(self, part: Part) -> str:
         """What messages say of a part."""

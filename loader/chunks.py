@@ -24,11 +24,8 @@ TARGETS = "targets"
 def chunk_of(batch: pa.RecordBatch, column: str, where: str) -> Chunk:
     """The documents of a record batch. where: what messages call its file. Raises ShardError for a column that does not
     hold lists of ids."""
-    if column not in batch.schema.names:
-        raise ShardError(f"{where}: has no column {column!r}; it has {', '.join(batch.schema.names) or 'none'}")
+    check_column(batch.schema, column, where)
     lists: Any = batch.column(column)
-    if not is_id_list(lists.type):
-        raise ShardError(f"{where}: {column} is {lists.type}: must be a list of integers")
     if lists.null_count or lists.values.null_count:
         raise ShardError(f"{where}: {column} has nulls: every document must be a list of ids, an empty one at least")
     targets = _targets(batch, where)
@@ -39,6 +36,14 @@ def chunk_of(batch: pa.RecordBatch, column: str, where: str) -> Chunk:
         holds=targets,
         columns=batch,
     )
+
+
+def check_column(schema: pa.Schema, column: str, where: str) -> None:
+    """Raises ShardError where there is no such column, or it can not hold documents."""
+    if column not in schema.names:
+        raise ShardError(f"{where}: has no column {column!r}; it has {', '.join(schema.names) or 'none'}")
+    if not is_id_list(kind := schema.field(column).type):
+        raise ShardError(f"{where}: {column} is {kind}: must be a list of integers")
 
 
 def is_id_list(kind: Any) -> bool:

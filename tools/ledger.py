@@ -1,6 +1,6 @@
 """`seqmesh ledger`: what a step trained on, which steps saw a document, or which steps were recorded at all.
 
-Reads the files of a ledger's folder, see `loader.ledgers`, and the shard set, where it is still there, for the names of
+Reads the files of a ledger's folder, see `loader.ledger`, and the shard set, where it is still there, for the names of
 documents and for steps that a killed loader had not written yet.
 """
 

@@ -123,9 +123,9 @@ def _fetch(catalog: Catalog, number: int, target: Path) -> None:
 
 
 def _scanned(files: Files, reading: Reading, cache: Cache) -> OpenSet:
-    catalog = scanned.catalog(files, reading, cache)
-    bring = files.bring or files.location.fetch
     key = scanned.cache_key(files, reading)
+    catalog = scanned.catalog(files, reading, cache, key)
+    bring = files.bring or files.location.fetch
     return OpenSet(
         catalog=catalog,
         in_place=_files_in_place(catalog) if files.bring is None else None,

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from seqmesh.loader.catalog import COLUMN, Chunk, Reading
-from seqmesh.loader.chunks import TARGETS, chunk_of, is_id_list
+from seqmesh.loader.chunks import TARGETS, check_column, chunk_of
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.formats.scanned import Files
 from seqmesh.loader.manifest import token_dtype
@@ -68,7 +68,7 @@ def decode(path: Path, target: Path, where: str, reading: Reading) -> None:
     dtype = token_dtype(reading.vocab_size)
     try:
         with pq.ParquetFile(path) as file:
-            _check(file.schema_arrow, reading.column, where)
+            check_column(file.schema_arrow, reading.column, where)
             columns = [reading.column, *(name for name in EXTRA if name in file.schema_arrow.names)]
             ids = pa.field(reading.column, pa.large_list(pa.from_numpy_dtype(dtype)))
             schema = pa.schema([ids, *(_plain(file.schema_arrow.field(name)) for name in columns[1:])])
@@ -88,13 +88,6 @@ def decode(path: Path, target: Path, where: str, reading: Reading) -> None:
 def _plain(field: Any) -> Any:
     """Dictionaries may differ between row groups, and a file of Arrow has only one."""
     return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
-
-
-def _check(schema: pa.Schema, column: str, where: str) -> None:
-    if column not in schema.names:
-        raise ShardError(f"{where}: has no column {column!r}; it has {', '.join(schema.names) or 'none'}")
-    if not is_id_list(schema.field(column).type):
-        raise ShardError(f"{where}: {column} is {schema.field(column).type}: must be a list of integers")
 
 
 def _batches(file: Any, columns: list[str], column: str) -> Iterator[Any]:

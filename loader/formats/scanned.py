@@ -62,9 +62,8 @@ class _Found:
     bad: dict[int, str] = field(default_factory=dict)
 
 
-def catalog(files: Files, reading: Reading, cache: Cache) -> Catalog:
-    """Raises ShardError for a file that can not be read, unless it is to be left out."""
-    key = cache_key(files, reading)
+def catalog(files: Files, reading: Reading, cache: Cache, key: str) -> Catalog:
+    """key: see `cache_key`. Raises ShardError for a file that can not be read, unless it is to be left out."""
     path = built_once(
         cache.folder / f"{key}-index.arrow",
         lambda target: _write_index(files, reading, cache, key, target),

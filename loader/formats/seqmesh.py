@@ -15,7 +15,7 @@ from seqmesh.loader.catalog import Catalog, Chunk, Part, Reading
 from seqmesh.loader.chunks import SPAN_TYPE, chunk_of, is_span_type
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.files import checksum
-from seqmesh.loader.manifest import MANIFEST_NAME, FileEntry, Manifest, parse_manifest
+from seqmesh.loader.manifest import MANIFEST_NAME, FileEntry, Manifest, parse_manifest, token_dtype
 from seqmesh.loader.storage.cache import Cache
 from seqmesh.loader.storage.location import Location
 from seqmesh.loader.storage.once import built_once
@@ -46,8 +46,7 @@ def chunks(path: Path, number: int, catalog: Catalog) -> list[Chunk]:
     part = catalog.parts[number]
     where = catalog.name_of(part)
     reader = open_arrow(path, part.size, where)
-    width = np.dtype(np.uint16) if catalog.vocab_size <= 1 << 16 else np.dtype(np.uint32)
-    _check_schema(reader.schema, pa.large_list(pa.from_numpy_dtype(width)), where)
+    _check_schema(reader.schema, pa.large_list(pa.from_numpy_dtype(token_dtype(catalog.vocab_size))), where)
     batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
     if sum(batch.num_rows for batch in batches) != part.rows:
         raise ShardError(f"{where}: does not hold the {part.rows} rows the manifest gives")
