@@ -14,6 +14,7 @@ from pathlib import Path
 import xxhash
 
 CHUNK_BYTES = 1 << 22
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream whose writer was closed
 
 
 def sync_folder(folder: Path) -> None:

@@ -14,12 +14,12 @@ import pyarrow as pa
 from seqmesh.loader.catalog import COLUMN, Chunk, Reading
 from seqmesh.loader.chunks import chunk_of
 from seqmesh.loader.errors import ShardError
+from seqmesh.loader.files import END_OF_STREAM
 from seqmesh.loader.formats.scanned import Files
 from seqmesh.loader.storage.location import Location
 
 STATE_NAME = "state.json"
 SPLITS_NAME = "dataset_dict.json"
-END_MARK = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def files_of(location: Location, sizes: dict[str, int], reading: Reading) -> Files:
@@ -44,8 +44,8 @@ def chunks(path: Path, where: str, column: str = COLUMN) -> list[Chunk]:
     """The documents of a file. Raises ShardError where it is damaged or cut short."""
     try:
         with path.open("rb") as file:
-            file.seek(max(path.stat().st_size - len(END_MARK), 0))
-            if file.read() != END_MARK:
+            file.seek(max(path.stat().st_size - len(END_OF_STREAM), 0))
+            if file.read() != END_OF_STREAM:
                 raise ShardError(f"{where}: is cut short: it has no end mark; save or copy it again")
         with pa.ipc.open_stream(pa.memory_map(str(path))) as reader:
             batches = list(reader)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import ValidationError
 
+from seqmesh.loader.files import END_OF_STREAM
 from seqmesh.loader.ledger.entries import LISTS, PLAIN, SCHEMA, TRIVIAL, Entries, parts_of, state_of
 from seqmesh.loader.planner import Step
 from seqmesh.loader.settings import LoaderSettings
@@ -28,7 +29,6 @@ from seqmesh.packer.pieces import piece_tokens
 
 SUFFIX = ".arrows"
 VERSION = "1"  # of the file's format
-END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream whose writer was closed
 UNWRITTEN = 1 << 11  # steps that may wait to be written when a loader is killed, at most
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # of times
 
@@ -149,7 +149,7 @@ def read_file(path: Path) -> LedgerFile:
     batches, intact, damage = read_batches(reader, source, size)
     with path.open("rb") as file:
         file.seek(intact)
-        closed = file.read() == END
+        closed = file.read() == END_OF_STREAM
     return LedgerFile(path=path, head=head, batches=batches, intact=intact, damage=damage, closed=closed)
 
 

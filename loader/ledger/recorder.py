@@ -21,8 +21,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from seqmesh.loader.feed import Feed
+from seqmesh.loader.files import END_OF_STREAM
 from seqmesh.loader.ledger.entries import SCHEMA, Entries, Parts, parts_of, trivial_lists
-from seqmesh.loader.ledger.file import END, SUFFIX, UNWRITTEN, Head
+from seqmesh.loader.ledger.file import SUFFIX, UNWRITTEN, Head
 from seqmesh.loader.planner import Step
 from seqmesh.loader.state import StreamState
 
@@ -110,7 +111,7 @@ class Recorder:
         self.flush()
         if self._file >= 0:
             with contextlib.suppress(OSError):
-                self._write(memoryview(END))
+                self._write(memoryview(END_OF_STREAM))
             os.close(self._file)
             self._file = -1
 

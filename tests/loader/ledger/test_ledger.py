@@ -20,9 +20,10 @@ from seqmesh.loader.batch import arrays_in
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.errors import LoaderError
 from seqmesh.loader.feed import Feed, Position
+from seqmesh.loader.files import END_OF_STREAM
 from seqmesh.loader.ledger import recorder as recorder_module
 from seqmesh.loader.ledger.entries import SCHEMA
-from seqmesh.loader.ledger.file import END, SUFFIX, Record, read_batches, read_file
+from seqmesh.loader.ledger.file import SUFFIX, Record, read_batches, read_file
 from seqmesh.loader.ledger.reading import Ledger
 from seqmesh.loader.ledger.recorder import Recorder
 from seqmesh.loader.mixture import Mixture, SourceOptions, WeightChange
@@ -218,8 +219,8 @@ def test_what_a_killed_loader_may_have_served_last_is_planned_again(
     whole = Ledger(tmp_path / "whole")
     originals = [whole.recorded(step)[0] for step in whole.steps.tolist()]
     sizes = [len(batch.serialize()) for batch in whole.files[0].batches]
-    kept = content[: -sum(sizes[-3:]) - len(END)]
-    for name, end in (("killed", b""), ("closed", END)):
+    kept = content[: -sum(sizes[-3:]) - len(END_OF_STREAM)]
+    for name, end in (("killed", b""), ("closed", END_OF_STREAM)):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"a{SUFFIX}").write_bytes(kept + end)
     killed, closed = Ledger(tmp_path / "killed"), Ledger(tmp_path / "closed")
@@ -273,7 +274,7 @@ def test_a_file_that_is_torn_anywhere_is_read_up_to_there(
     settings: LoaderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder_module, "MOST_BEGINNINGS", 3)
-    whole = write(settings, tmp_path).recorder.path.read_bytes().removesuffix(END)
+    whole = write(settings, tmp_path).recorder.path.read_bytes().removesuffix(END_OF_STREAM)
     path = tmp_path / f"torn{SUFFIX}"
     path.write_bytes(whole)
     sizes = [len(batch.serialize()) for batch in read_file(path).batches]
