@@ -110,8 +110,10 @@ class Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
         layout, backend, terms = ctx.rest
-        return *spread_backward(dout, *ctx.saved_tensors, layout, backend.backward, **vars(terms)), None, None, None
+        gradients = spread_backward(dout, q, k, v, out, lse, layout, backend.backward, **vars(terms))
+        return *gradients, None, None, None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, backend: Backend, terms: Terms) -> Tensor:

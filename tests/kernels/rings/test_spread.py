@@ -169,13 +169,13 @@ def report(ranks: Ranks, case: Case) -> Report | None:
     layout, rows = case.wave.on(ranks.rank)
     if len(layout.cu_seqlens) == 1:
         return None
-    *qkv, dout = (with_nan_rows(x[rows], case.wave.padding).requires_grad_() for x in case.inputs(case.dtype))
+    q, k, v, dout = (with_nan_rows(x[rows], case.wave.padding).requires_grad_() for x in case.inputs(case.dtype))
     with chosen_by_length() if case.mixed else nullcontext():
-        out = case.attend(BACKEND, *qkv, layout)
+        out = case.attend(BACKEND, q, k, v, layout)
         forward = layout.traffic.sent
-        values = [out.detach(), *torch.autograd.grad(out, qkv, dout)]
+        values = [out.detach(), *torch.autograd.grad(out, (q, k, v), dout)]
         sent, gradients = layout.traffic.sent, layout.traffic.gradients
-        again = run(partial(case.attend, BACKEND), qkv, dout.detach(), layout) if case.repeat else []
+        again = run(partial(case.attend, BACKEND), (q, k, v), dout.detach(), layout) if case.repeat else []
     assert all(x.dtype == case.dtype for x in values)
     return Report(
         values=[x[: len(rows)].double().numpy() for x in values],
@@ -234,8 +234,8 @@ def worst_error(case: Case, held: list[tuple[Tensor, Report]]) -> float:
 
 
 # Public reports of the same kind: wrong gradients under context parallelism (Megatron-LM #1465), keys dropped by
-# padding at the tail (TransformerEngine #3331), 7 tokens on 2 ranks treated as 6 (TransformerEngine #1930), lengths that the
-# ring does not divide (EasyContext #47).
+# padding at the tail (TransformerEngine #3331), 7 tokens on 2 ranks treated as 6 (TransformerEngine #1930), lengths
+# that the ring does not divide (EasyContext #47).
 def test_rings_equal_the_undivided_computation(found: Found) -> None:
     for case, held in found["exact"]:
         assert worst_error(case, held) <= 1e-12, case
@@ -253,8 +253,9 @@ def test_scores_of_ten_thousand_do_not_overflow(found: Found) -> None:
 
 
 def test_the_error_does_not_grow_with_the_ring(found: Found) -> None:
-    """ring-flash-attention #42. In units of the mean error of one undivided call in bfloat16. What goes round rounds
-    each block's part once, what is gathered is computed as undivided, but for keys' gradients, which parts make up."""
+    """ring-flash-attention #42. In units of the mean error of one undivided call in bfloat16. Parts of a row
+    are rounded one by one, where it is made up of parts: keys' gradients always, outputs and dq where blocks go round.
+    """
     for case, held in found["halves"]:
         exact, one = undivided(case), undivided(case, case.dtype)
         for want, other, number in zip(exact, one, range(4), strict=True):
@@ -262,7 +263,8 @@ def test_the_error_does_not_grow_with_the_ring(found: Found) -> None:
             for rows, report in held:
                 got[rows] = torch.from_numpy(report.values[number])
             ratio = float((got - want).abs().mean() / (other - want).abs().mean())
-            assert ratio <= (1.7 if case.layers[0].exchange == "ring" else 1.4), (case, number)
+            undisturbed = case.layers[0].exchange == "gather" and number < 2
+            assert ratio <= (1.0 if undisturbed else 1.7), (case, number)
 
 
 def test_a_window_is_as_many_keys_as_it_says(found: Found) -> None:
