@@ -47,9 +47,3 @@ def _parameter(argument: Any) -> inspect.Parameter:
     kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
     default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
     return inspect.Parameter(argument.name, kind, default=default)
-
-
-def bare(signature: inspect.Signature) -> inspect.Signature:
-    """Without annotations: those of a library are for its readers."""
-    parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
-    return inspect.Signature(parameters)

@@ -133,12 +133,13 @@ def number(value: Any) -> int:
 def varlen_fwd(
     q: Tensor, k: Tensor, v: Tensor, out: None, cu_q: Tensor, cu_k: Tensor, seqused_k: None, leftpad_k: None,
     block_table: None, alibi: None, max_q: int, max_k: int, dropout: float, scale: float, zero_tensors: bool,
-    causal: bool, left: int, right: int, softcap: float, return_softmax: bool, generator: None,
+    causal: bool, left: int, right: int, softcap: float, return_softmax: bool, generator: None, num_splits: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     assert {out, seqused_k, leftpad_k, block_table, alibi, generator} == {None}
     assert dropout == softcap == 0
     assert not zero_tensors
     assert not return_softmax
+    assert not num_splits
     check_tensors(q, k, v)
     if max_q == 1 and q.shape[1] > k.shape[1] and left < 0 and right < 0:
         q.reshape(len(cu_q) - 1, k.shape[1], -1, q.shape[2])  # flash-attention #1537
