@@ -98,7 +98,7 @@ def _segments(cu: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Views of the tensors [1, H, T, ...], segment by segment."""
     bounds: list[int] = cu.tolist()
     lengths = [stop - start for start, stop in pairwise(bounds)]
-    return zip(*(x.narrow(2, 0, bounds[-1]).split(lengths, dim=2) for x in tensors), strict=True)
+    return zip(*(torch.split(x.narrow(2, 0, bounds[-1]), lengths, dim=2) for x in tensors), strict=True)
 
 
 def _native(x: Tensor, dtype: torch.dtype) -> Tensor:
