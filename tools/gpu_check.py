@@ -26,19 +26,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from seqmesh.kernels.backends import flash2, flash3, flash4, flex, torch_varlen
+from seqmesh.kernels.backends import table
 from seqmesh.kernels.backends.base import Backend
 from seqmesh.tools.kernel_cases import PARTS, Case, cases, compare, make_inputs, worst
 from seqmesh.tools.output import check_folders, print_whole, print_written
 
-BACKENDS: dict[str, Backend] = {
-    "torch_varlen": torch_varlen.BACKEND,
-    "flash2": flash2.BACKEND,
-    "flash3": flash3.BACKEND,
-    "flash4": flash4.BACKEND,
-    "flex": flex.BACKEND,
-}
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BACKENDS = {name: backend for name, backend in table.BACKENDS.items() if name not in table.BY_NAME_ONLY}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 DISTRIBUTIONS = ("seqmesh", "torch", "triton", "flash-attn", "flash_attn_3", "flash-attn-4")
 NO_GPU = "There is no CUDA device here: not run on a GPU. What runs on the CPU was checked."
 QUICK = 5  # every how manieth case
@@ -271,7 +265,7 @@ def _reasons(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], list[str
 
 
 def _verdict_table(verdicts: Sequence[Verdict]) -> Table:
-    table = Table(title="Against the formula in float64: largest difference over largest value")
+    table = Table(title="Against the formula in float64: largest difference over largest value, or over 1")
     for column in ("back end", "device", "dtype", "right", "wrong", "refused", *PARTS):
         table.add_column(column)
     for verdict in verdicts:

@@ -38,12 +38,12 @@ def test_without_a_gpu_it_says_so_and_checks_the_rest(monkeypatch: pytest.Monkey
     refusing = replace(GOOD, refusal=lambda _: "it is not installed")
     text = said(0, monkeypatch, tmp_path / "out.json", good=GOOD, missing=refusing)
     assert NO_GPU in text
-    assert "missing, cpu, float32, bfloat16, float16: it is not installed" in text
+    assert "missing, cpu, float64, float32, bfloat16, float16: it is not installed" in text
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["machine"]["gpu"] is None
     assert result["machine"]["packages"]["torch"] == torch.__version__
-    assert [(each["backend"], each["dtype"]) for each in result["verdicts"][:4]] == [
-        ("good", "float32"), ("good", "bfloat16"), ("good", "float16"), ("missing", "float32"),
+    assert [(each["backend"], each["dtype"]) for each in result["verdicts"][:5]] == [
+        ("good", "float64"), ("good", "float32"), ("good", "bfloat16"), ("good", "float16"), ("missing", "float64"),
     ]  # fmt: skip
     good, *_, missing = result["verdicts"]
     assert good["right"] == sum(missing["refused"].values()) > 0
