@@ -21,7 +21,7 @@ from seqmesh.kernels.backends.base import Backend, Request, statistics_dtype
 
 # Largest difference over largest value, between arithmetic in a dtype and in float64 on the same inputs.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-NEGLIGIBLE = 0.1  # inputs are near 1; where all values are below this, they are differences that cancelled
+NEGLIGIBLE = 1.0  # as inputs are; where all values are below, they may be differences that cancelled
 PARTS = ("out", "lse", "dq", "dk", "dv")
 
 
