@@ -22,9 +22,9 @@ CHUNK_ROWS = 256
 # Elements at a time where no product is made: in float32 they fit a CPU's cache.
 CACHED_ELEMENTS = 1 << 18
 
-# Statistics [3, n] of a slice: largest logit, sum of exp(logit − largest), the target's logit or 0 where another slice
-# holds it -> (log-sum-exp [n], target's logit [n]) over the whole vocabulary.
-Merge = Callable[[Tensor], tuple[Tensor, Tensor]]
+# Statistics [3, n] of a slice -> of the whole vocabulary: each row's largest logit, sum of exp(logit − largest), and
+# target's logit, which is 0 where another slice holds it.
+Merge = Callable[[Tensor], Tensor]
 
 
 def linear_sum(rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -79,30 +79,32 @@ def _cross_entropy_(logits: Tensor, targets: Tensor, merge: Merge, *, gradient: 
     """Losses [n] of logits [n, V], which become their gradient if that is wanted."""
     held = (targets >= 0) & (targets < logits.shape[1])
     places = targets.where(held, 0).unsqueeze(1)
-    target = logits.gather(1, places).squeeze(1).where(held, 0.0) if logits.shape[1] else torch.zeros_like(targets)
-    lse, target = merge(torch.stack((*_exponentials(logits), target)))
-    if gradient:
-        _to_gradient_(logits, lse, places, held)
-    return lse - target
+    statistics = merge(_statistics(logits, places, held))
+    if gradient and logits.shape[1]:
+        _to_gradient_(logits, statistics, places, held)
+    largest, total, target = statistics
+    return (largest - target) + total.log()
 
 
-def _exponentials(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest logit of each row, and the sum of exp(logit − largest), wide."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
+def _statistics(logits: Tensor, places: Tensor, held: Tensor) -> Tensor:
+    """What is merged: [3, n], wide."""
+    statistics = logits.new_zeros(3, len(logits), dtype=torch.promote_types(logits.dtype, torch.float32))
     if logits.shape[1] == 0:  # the slice of a member that holds no part of the vocabulary
-        return logits.new_full((len(logits),), -torch.inf, dtype=wide), logits.new_zeros(len(logits), dtype=wide)
-    largest = logits.amax(dim=1).to(wide)
-    total = torch.empty_like(largest)
+        statistics[0] = -torch.inf
+        return statistics
+    statistics[0] = logits.amax(dim=1)
+    statistics[2] = logits.gather(1, places).squeeze(1).where(held, 0.0)
     for rows in _parts(*_cached(logits)):
-        total[rows] = (logits[rows] - largest[rows].unsqueeze(1)).exp_().sum(dim=1)
-    return largest, total
+        statistics[1, rows] = (logits[rows] - statistics[0, rows].unsqueeze(1)).exp_().sum(dim=1)
+    return statistics
 
 
-def _to_gradient_(logits: Tensor, lse: Tensor, places: Tensor, held: Tensor) -> None:
-    """logits := exp(logits − lse), less 1 at the targets that this slice holds; wide until it is stored."""
-    ones = held.to(lse.dtype).neg_().unsqueeze(1)
+def _to_gradient_(logits: Tensor, statistics: Tensor, places: Tensor, held: Tensor) -> None:
+    """logits := softmax less 1 at the targets that this slice holds; wide until it is stored."""
+    largest, total, _ = statistics.unsqueeze(2)
+    ones = held.to(total.dtype).neg_().unsqueeze(1)
     for rows in _parts(*_cached(logits)):
-        softmax = (logits[rows] - lse[rows].unsqueeze(1)).exp_()
+        softmax = (logits[rows] - largest[rows]).exp_().div_(total[rows])
         logits[rows] = softmax.scatter_add_(1, places[rows], ones[rows])
 
 
@@ -118,9 +120,8 @@ def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
         total[part] += torch.mm(left[part], right, out=product[: len(left[part])])
 
 
-def _alone(statistics: Tensor) -> tuple[Tensor, Tensor]:
-    largest, total, target = statistics
-    return largest + total.log(), target
+def _alone(statistics: Tensor) -> Tensor:
+    return statistics
 
 
 def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:

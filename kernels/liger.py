@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqmesh.kernels import chunks
+
 ARGUMENTS: dict[str, Any] = {"reduction": "sum", "accum_dtype": torch.float32}  # besides input, weight and target
 
 
@@ -32,7 +34,11 @@ def linear_sum(rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """`chunks.linear_sum` by Liger. Backward runs once: it scales the gradients in place."""
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
-    if weight.requires_grad and not rows.requires_grad:
-        rows = rows.detach().requires_grad_()  # without it no gradient is made, not even the weight's
+    if len(rows) == 0:
+        return chunks.linear_sum(rows, weight, targets)  # it divides by the number of rows
+    if not torch.is_grad_enabled():
+        rows, weight = rows.detach(), weight.detach()  # it would make their gradients all the same
+    elif weight.requires_grad and not rows.requires_grad:
+        rows = rows.detach().requires_grad_()  # else it makes no gradient, not even the weight's
     total: Tensor = liger_fused_linear_cross_entropy(input=rows, weight=weight, target=targets, **ARGUMENTS)
     return total

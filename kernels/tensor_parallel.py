@@ -1,8 +1,8 @@
 """The two ends of a tensor-parallel block: every rank of a group gets the whole input, and their outputs are summed.
 
-A parallel block is `x + sum_partials(attention(n) + mlp(n), bias, group)`, n = `share_input(norm(x), group)`: query heads
-and MLP width are divided over the group, and there is one all-reduce forward and one backward. What every rank holds
-whole, a bias of the output or the residual, is added after the sum: before it, it would be added once per rank.
+A parallel block is `x + sum_partials(attention(n) + mlp(n), bias, group)`, n = `share_input(norm(x), group)`: query
+heads and MLP width are divided over the group, and there is one all-reduce forward and one backward. What every rank
+holds whole, a bias of the output or the residual, is added after the sum: before it, it is added once per rank.
 
 Shapes: [..., W] with width W.
 """

@@ -59,11 +59,11 @@ def _agree(hidden: Tensor, weight_shard: Tensor, labels: Tensor, group: dist.Pro
     return [int(size) for size in sizes]
 
 
-def _merge(statistics: Tensor, *, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+def _merge(statistics: Tensor, *, group: dist.ProcessGroup) -> Tensor:
     """`chunks.Merge` over the group's slices; in the same order on all members, hence with the same result."""
     largest, total, target = torch.stack(_gather(statistics, group)).unbind(dim=1)  # each [m, n]
     top = largest.amax(dim=0)
-    return top + (total * (largest - top).exp()).sum(dim=0).log(), target.sum(dim=0)
+    return torch.stack((top, (total * (largest - top).exp()).sum(dim=0), target.sum(dim=0)))
 
 
 def _gather(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
