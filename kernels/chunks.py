@@ -82,7 +82,7 @@ def _cross_entropy_(logits: Tensor, targets: Tensor, merge: Merge, *, gradient: 
     statistics = merge(_statistics(logits, places, held))
     if gradient and logits.shape[1]:
         _to_gradient_(logits, statistics, places, held)
-    largest, total, target = statistics
+    largest, total, target = statistics.unbind()
     return (largest - target) + total.log()
 
 

@@ -65,7 +65,7 @@ def _errors(
     """Of the loss, the shares' sum, the shard's gradient, and the loss without gradients; against one member."""
     hidden, weight, ids = _inputs(sizes, labels, dtype)
     whole = [x.double().requires_grad_() for x in (hidden, weight)]
-    expected, count = linear_cross_entropy_sum(*whole, ids)
+    expected, count = linear_cross_entropy_sum(whole[0], whole[1], ids)
     dhidden, dweight = torch.autograd.grad(expected * 0.3, whole)
     first, last = sum(sizes[:rank]), sum(sizes[: rank + 1])
     own, shard = hidden.clone().requires_grad_(), weight[first:last].clone().requires_grad_()
