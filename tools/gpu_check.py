@@ -28,7 +28,7 @@ from rich.table import Table
 
 from seqmesh.kernels.backends import table
 from seqmesh.kernels.backends.base import Backend
-from seqmesh.tools.kernel_cases import PARTS, Case, cases, compare, make_inputs, worst
+from seqmesh.tools.kernel_cases import PARTS, Case, cases, compare, large_cases, make_inputs, worst
 from seqmesh.tools.output import check_folders, print_whole, print_written
 
 BACKENDS = {name: backend for name, backend in table.BACKENDS.items() if name not in table.BY_NAME_ONLY}
@@ -86,8 +86,7 @@ def run(*, json_path: Path | None = None, quick: bool = False, console: Console 
     """The exit code. Raises FileNotFoundError, before anything is run, if the file can have no place."""
     check_folders(json_path)
     console = console or Console()
-    tried = cases()[:: QUICK if quick else 1]
-    verdicts = [verdict for device in devices() for verdict in judge(BACKENDS, device, tried)]
+    verdicts = [verdict for device in devices() for verdict in judge(BACKENDS, device, tried_on(device, quick=quick))]
     timed = [verdict for verdict in verdicts if verdict.device == "cuda" and not quick]
     timings = [timing for verdict in timed for timing in clock(BACKENDS, verdict)]
     about = machine()
@@ -101,6 +100,11 @@ def run(*, json_path: Path | None = None, quick: bool = False, console: Console 
 
 def devices() -> list[torch.device]:
     return [torch.device("cpu")] + ([torch.device("cuda", 0)] if torch.cuda.is_available() else [])
+
+
+def tried_on(device: torch.device, *, quick: bool = False) -> list[Case]:
+    every = cases() + (large_cases() if device.type == "cuda" else [])
+    return every[::QUICK] if quick else every
 
 
 def machine() -> dict[str, Any]:

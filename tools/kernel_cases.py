@@ -96,6 +96,26 @@ def cases() -> list[Case]:
     ]
 
 
+def large_cases() -> list[Case]:
+    """Segments of many tiles, for devices that are quick enough."""
+    lengths = {"pack": ((1025, 3, 700, 0, 2048), (1025, 3, 700, 0, 2048)), "late queries": ((300, 1024), (2500, 1025))}
+    return [
+        Case(
+            name=f"large, {name}, D = {head_dim}",
+            query_lengths=queries,
+            key_lengths=keys,
+            past=77,
+            heads=8,
+            head_dim=head_dim,
+            causal=causal,
+            window=window,
+        )
+        for name, (queries, keys) in lengths.items()
+        for head_dim in (64, 128, 256)
+        for causal, window in ((True, None), (False, None), (True, 333), (False, 333))
+    ]
+
+
 def make_inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Inputs:
     """Normal numbers, from the CPU's generator whatever the device; NaN past the last segments."""
     generator = torch.Generator().manual_seed(seed)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from seqmesh.tools.gpu_check import BACKENDS, DTYPES, check
-from seqmesh.tools.kernel_cases import cases
+from seqmesh.tools.gpu_check import BACKENDS, DTYPES, check, tried_on
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 
@@ -12,7 +11,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch fin
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_every_case(name: str, dtype: torch.dtype) -> None:
-    verdict = check(name, BACKENDS[name], torch.device("cuda", 0), dtype, cases())
+    device = torch.device("cuda", 0)
+    verdict = check(name, BACKENDS[name], device, dtype, tried_on(device))
     assert verdict.failures == []
     if not verdict.right:
         pytest.skip("; ".join(verdict.refused))
