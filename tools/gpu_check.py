@@ -3,7 +3,7 @@
 Runs every back end that the machine can run, on the CPU and on its first GPU, over the cases of
 `seqmesh.tools.kernel_cases`, and compares with the formula in float64; then times those that were right on the GPU.
 Prints two tables and what the machine is, and ends with exit code 1 if anything was wrong. A back end that says that it
-cannot do a case is not wrong: its reason is printed. Rings over several GPUs are not tried.
+cannot do a case is not wrong: its reason is printed. With two GPUs or more `seqmesh.tools.ring_check` runs over them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rich.table import Table
 
 from seqmesh.kernels.backends import table
 from seqmesh.kernels.backends.base import Backend
+from seqmesh.tools import ring_check
 from seqmesh.tools.kernel_cases import PARTS, Case, cases, compare, large_cases, make_inputs, worst
 from seqmesh.tools.output import check_folders, print_whole, print_written
 
@@ -89,13 +90,19 @@ def run(*, json_path: Path | None = None, quick: bool = False, console: Console 
     verdicts = [verdict for device in devices() for verdict in judge(BACKENDS, device, tried_on(device, quick=quick))]
     timed = [verdict for verdict in verdicts if verdict.device == "cuda" and not quick]
     timings = [timing for verdict in timed for timing in clock(BACKENDS, verdict)]
-    about = machine()
-    report(console, about, verdicts, timings)
+    about, rings = machine(), None if quick else check_rings()
+    report(console, about, verdicts, timings, rings)
     if json_path is not None:
-        result = {"machine": about, "verdicts": [*map(asdict, verdicts)], "timings": [*map(asdict, timings)]}
-        json_path.write_text(json.dumps(result, indent=2) + "\n")
+        tables = {"verdicts": [*map(asdict, verdicts)], "timings": [*map(asdict, timings)]}
+        json_path.write_text(json.dumps({"machine": about, **tables, "rings": rings}, indent=2) + "\n")
         print_written(console, json_path)
-    return 1 if any(verdict.failures for verdict in verdicts) else 0
+    return 1 if rings or any(verdict.failures for verdict in verdicts) else 0
+
+
+def check_rings() -> str | None:
+    """What is wrong between the GPUs of this machine; an empty string where all is well, None with fewer than two."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return ring_check.run_apart(count) if count > 1 else None
 
 
 def devices() -> list[torch.device]:
@@ -241,7 +248,13 @@ def _median(call: Callable[[], Any], device: torch.device) -> float:
 # Printing.
 
 
-def report(console: Console, about: Mapping[str, Any], verdicts: Sequence[Verdict], timings: Sequence[Timing]) -> None:
+def report(
+    console: Console,
+    about: Mapping[str, Any],
+    verdicts: Sequence[Verdict],
+    timings: Sequence[Timing],
+    rings: str | None,
+) -> None:
     print_whole(console, _verdict_table(verdicts))
     for verdict in verdicts:
         for failure in verdict.failures:
@@ -252,6 +265,8 @@ def report(console: Console, about: Mapping[str, Any], verdicts: Sequence[Verdic
         console.print(f"{backend}, {device}, {', '.join(dtypes)}: {reason}", markup=False, soft_wrap=True)
     if timings:
         print_whole(console, _timing_table(timings))
+    if rings is not None:
+        console.print(f"rings: {rings or 'right'}", markup=False, highlight=False, soft_wrap=True)
     packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
     console.print(f"Python {about['python']}, {packages}", markup=False, highlight=False, soft_wrap=True)
     gpu = about["gpu"]

@@ -147,14 +147,14 @@ def compare(backend: Backend, case: Case, device: torch.device, dtype: torch.dty
     got = _forward(backend, case, inputs, scale)
     blank_rows, blank_keys = _blank(case, inputs)
     errors = {
-        "out": _error(got[0], true[0], dtype, blank_rows),
-        "lse": _error(got[1].transpose(0, 1), true[1].transpose(0, 1), statistics_dtype(dtype)),
+        "out": difference(got[0], true[0], dtype, blank_rows),
+        "lse": difference(got[1].transpose(0, 1), true[1].transpose(0, 1), statistics_dtype(dtype)),
     }
     for out, lse in _whole_rows(backend, case, device, dtype, *true):
         grads = _backward(backend, case, inputs, out, lse, scale)
         true_grads = _backward(reference.BACKEND, case, inputs.double(), out, lse, scale)
         for name, a, b, blank in zip(PARTS[2:], grads, true_grads, (blank_rows, blank_keys, blank_keys), strict=True):
-            errors[name] = max(errors.get(name, 0.0), _error(a, b, dtype, blank))
+            errors[name] = max(errors.get(name, 0.0), difference(a, b, dtype, blank))
     return errors
 
 
@@ -198,7 +198,7 @@ def _blank(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor]:
     return rows, keys
 
 
-def _error(got: Tensor, true: Tensor, dtype: torch.dtype, blank: Tensor | None = None) -> float:
+def difference(got: Tensor, true: Tensor, dtype: torch.dtype, blank: Tensor | None = None) -> float:
     """blank: rows that have to be 0, exactly. What is not finite in `true` has to be the same in `got`."""
     if got.shape != true.shape or got.dtype != dtype:
         return math.inf
