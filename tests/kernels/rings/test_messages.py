@@ -43,6 +43,8 @@ def test_every_work_is_held_and_awaited(monkeypatch: pytest.MonkeyPatch) -> None
     assert first is received
     assert second.shape == (0, 2)
     assert [work.waited for work in works] == [1, 1]
+    gc.collect()
+    assert alive() is None
 
 
 def test_nothing_to_say_needs_no_process_group() -> None:
