@@ -1,6 +1,7 @@
 """Activations of an MLP: GELU, and the gated pairs SwiGLU and GeGLU (Shazeer 2020) that keep only their inputs.
 
-Written out, silu(gate) · up keeps gate, up and silu(gate) until backward; here the third is made again there.
+Written out, silu(gate) · up keeps gate, up and silu(gate) until backward; here the third is made again there, which the
+tensors that need not be allocated pay for.
 """
 
 from __future__ import annotations
@@ -22,15 +23,19 @@ def gelu(x: Tensor, *, tanh: bool = False) -> Tensor:
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, both of one shape and dtype. Differentiable once. Raises ValueError where they differ."""
-    _check(gate, up)
-    out: Tensor = _Gated.apply(gate, up, None)  # type: ignore[no-untyped-call]
-    return out
+    return _gated(gate, up, None)
 
 
 def geglu(gate: Tensor, up: Tensor, *, tanh: bool = False) -> Tensor:
     """gelu(gate) · up, both of one shape and dtype. Differentiable once. Raises ValueError where they differ."""
+    return _gated(gate, up, _form(tanh))
+
+
+def _gated(gate: Tensor, up: Tensor, form: str | None) -> Tensor:
     _check(gate, up)
-    out: Tensor = _Gated.apply(gate, up, _form(tanh))  # type: ignore[no-untyped-call]
+    if torch.compiler.is_compiling():  # the compiler decides by itself what to keep and what to make again
+        return _activate(gate, form) * up
+    out: Tensor = _Gated.apply(gate, up, form)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -41,22 +46,27 @@ class _Gated(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor, form: str | None) -> Tensor:
         ctx.save_for_backward(gate, up)
         ctx.form = form
-        return _activate(gate, form) * up
+        return _activate(gate, form).mul_(up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None]:
         gate, up = ctx.saved_tensors
-        return _activate_backward(dout * up, gate, ctx.form), dout * _activate(gate, ctx.form), None
+        dgate = _activate_backward_(dout * up, gate, ctx.form)
+        return dgate, _activate(gate, ctx.form).mul_(dout), None
 
 
 def _activate(gate: Tensor, form: str | None) -> Tensor:
     return functional.silu(gate) if form is None else functional.gelu(gate, approximate=form)
 
 
-def _activate_backward(dout: Tensor, gate: Tensor, form: str | None) -> Tensor:
-    dgate: Tensor = aten.silu_backward(dout, gate) if form is None else aten.gelu_backward(dout, gate, approximate=form)
-    return dgate
+def _activate_backward_(dout: Tensor, gate: Tensor, form: str | None) -> Tensor:
+    """The gradient of gate, in place of dout."""
+    if form is None:
+        aten.silu_backward(dout, gate, grad_input=dout)
+    else:
+        aten.gelu_backward(dout, gate, approximate=form, grad_input=dout)
+    return dout
 
 
 def _form(tanh: bool) -> str:
