@@ -39,7 +39,7 @@ from seqmesh.kernels.rotary import apply_rotary, rotary_tables
 PEERS: tuple[str, ...] = ()
 DTYPES = ("float32", "bfloat16")
 SMALL = tuple(Case(2_048, 256, 8_192, dtype) for dtype in DTYPES)
-LARGE = tuple(Case(*shape, dtype) for shape in ((8_192, 512, 32_768), (2_048, 512, 128_256)) for dtype in DTYPES)
+LARGE = tuple(Case(*shape, dtype) for shape in ((8_192, 512, 32_768), (4_096, 512, 128_256)) for dtype in DTYPES)
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 Function = Callable[..., Tensor]
 
