@@ -4,7 +4,7 @@ A mean per micro-batch or per rank weighs tokens wrongly where the counts differ
 learn. This module never divides by a count.
 
 `cross_entropy_sum` takes logits; `linear_cross_entropy_sum` takes what they are made of, and never holds more than a
-chunk of them. A vocabulary that is spread over ranks is in `vocabulary.py`, the linear layer's chunks in `chunks.py`.
+chunk of them. A vocabulary that is spread over ranks is in `losses/vocabulary.py`.
 
 Shapes: T rows, W width, V vocabulary.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from seqmesh.kernels import chunks, liger
+from seqmesh.kernels.losses import chunked, liger
 
 UNSUPERVISED = -100  # the label of a row that has nothing to learn
 
@@ -32,7 +32,7 @@ CHUNK_ELEMENTS = 1 << 18
 LinearSum = Callable[[Tensor, Tensor, Tensor], Tensor]
 BACKENDS: dict[str, tuple[LinearSum, Callable[[Tensor], str | None]]] = {
     "liger": (liger.linear_sum, liger.refusal),
-    "chunked": (chunks.linear_sum, lambda rows: None),  # noqa: ARG005 -- it can do everything
+    "chunked": (chunked.linear_sum, lambda rows: None),  # noqa: ARG005 -- it can do everything
 }
 
 

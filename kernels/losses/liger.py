@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqmesh.kernels import chunks
+from seqmesh.kernels.losses import chunked
 
 ARGUMENTS: dict[str, Any] = {"reduction": "sum", "accum_dtype": torch.float32}  # besides input, weight and target
 
@@ -31,11 +31,11 @@ def refusal(rows: Tensor) -> str | None:
 
 
 def linear_sum(rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """`chunks.linear_sum` by Liger. Backward runs once: it scales the gradients in place."""
+    """`chunked.linear_sum` by Liger. Backward runs once: it scales the gradients in place."""
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
     if len(rows) == 0:
-        return chunks.linear_sum(rows, weight, targets)  # it divides by the number of rows
+        return chunked.linear_sum(rows, weight, targets)  # it divides by the number of rows
     if not torch.is_grad_enabled():
         rows, weight = rows.detach(), weight.detach()  # it would make their gradients all the same
     elif weight.requires_grad and not rows.requires_grad:

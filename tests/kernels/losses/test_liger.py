@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from seqmesh.kernels import liger, loss
+from seqmesh.kernels import loss
 from seqmesh.kernels.loss import UNSUPERVISED, linear_cross_entropy_sum
+from seqmesh.kernels.losses import liger
 from tests.kernels.reference import relative_error
 from tests.kernels.signatures.liger import SIGNATURES
 

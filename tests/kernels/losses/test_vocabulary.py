@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seqmesh.kernels import chunks
 from seqmesh.kernels.loss import UNSUPERVISED, linear_cross_entropy_sum
-from seqmesh.kernels.vocabulary import vocab_parallel_cross_entropy_sum
+from seqmesh.kernels.losses import chunked
+from seqmesh.kernels.losses.vocabulary import vocab_parallel_cross_entropy_sum
 from seqmesh.trainer.parallel import Ranks
 from tests.kernels.reference import relative_error
 from tests.ranks import run_ranks
@@ -34,7 +34,7 @@ def found() -> list[dict[str, Any]]:
 
 
 def _on_a_rank(ranks: Ranks) -> dict[str, Any]:
-    chunks.CHUNK_ROWS = 3
+    chunked.CHUNK_ROWS = 3
     groups = {size: dist.new_group(list(range(size))) for size in range(1, RANKS + 1)}
     found: dict[str, Any] = {"errors": {}, "refusals": {}}
     for sizes in SIZES:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from seqmesh.kernels import chunks
 from seqmesh.kernels.loss import UNSUPERVISED, cross_entropy_sum, linear_cross_entropy_sum
+from seqmesh.kernels.losses import chunked
 from tests.kernels.reference import leaves, relative_error
 
 VOCABULARY, WIDTH = 7, 5
@@ -59,8 +59,8 @@ def test_equals_a_plain_loop(
     ids = torch.tensor(labels, dtype=label_dtype)
     hidden[ids == UNSUPERVISED] = beyond  # whatever these rows hold
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "CHUNK_ROWS", chunk)
-        patch.setattr(chunks, "CACHED_ELEMENTS", cached)
+        patch.setattr(chunked, "CHUNK_ROWS", chunk)
+        patch.setattr(chunked, "CACHED_ELEMENTS", cached)
         _, count = linear_cross_entropy_sum(hidden, weight, ids)
         total, dhidden, dweight = gradients(lambda h, w: linear_cross_entropy_sum(h, w, ids)[0], hidden, weight)
     exact = leaves(hidden.where((ids != UNSUPERVISED).unsqueeze(1), 0.0), weight)

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seqmesh.kernels import chunks
 from seqmesh.kernels.loss import UNSUPERVISED, check_labels, check_linear, supervised_rows
+from seqmesh.kernels.losses import chunked
 
 SAME = ("rows", "width", "supervised labels", "lowest label", "highest label")  # on all members
 
@@ -41,7 +41,7 @@ def vocab_parallel_cross_entropy_sum(
     check_labels(labels, sum(sizes))
     rows, targets = supervised_rows(hidden, labels)
     first = sum(sizes[: dist.get_rank(group)])
-    total = chunks.slice_sum(rows, weight_shard, targets - first, merge=partial(_merge, group=group))
+    total = chunked.slice_sum(rows, weight_shard, targets - first, merge=partial(_merge, group=group))
     return total, (labels != UNSUPERVISED).sum()
 
 
@@ -60,7 +60,7 @@ def _agree(hidden: Tensor, weight_shard: Tensor, labels: Tensor, group: dist.Pro
 
 
 def _merge(statistics: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    """`chunks.Merge` over the group's slices; in the same order on all members, hence with the same result."""
+    """`chunked.Merge` over the group's slices; in the same order on all members, hence with the same result."""
     largest, total, target = torch.stack(_gather(statistics, group)).unbind(dim=1)  # each [m, n]
     top = largest.amax(dim=0)
     return torch.stack((top, (total * (largest - top).exp()).sum(dim=0), target.sum(dim=0)))
