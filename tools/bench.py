@@ -24,6 +24,7 @@ MODULES = {
     "sources": "seqmesh.benchmarks.sources",
     "ledger": "seqmesh.benchmarks.ledger",
     "train": "seqmesh.benchmarks.train",
+    "attention": "seqmesh.benchmarks.attention",
     "calibrate": "seqmesh.benchmarks.calibrate",
 }
 ALL = "all"
