@@ -8,7 +8,7 @@ as many. What a candidate computes beyond them, behind a mask, is its own affair
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -69,22 +69,24 @@ def short_documents(tokens: int, documents: int) -> Int64Array:
 
 
 def packs(*, quick: bool) -> tuple[Pack, ...]:
-    """The long tail, in both dtypes; short documents; and, but for `quick`, real documents, of which the Python files
-    are drawn so that one fills half of the pack."""
-    long, short = (4 * K, 2 * K) if quick else (32 * K, 8 * K)
-    tail = tuple(tail_documents(long, seed=6).tolist())
-    few = short_documents(short, 272 * short // (8 * K))
-    found = [
-        Pack(name=f"{long // K}K, {len(tail)} of a long tail", lengths=tail),
-        Pack(name=f"{long // K}K, {len(tail)} of a long tail", lengths=tail, dtype=torch.bfloat16),
-        Pack(name=f"{short // K}K, {len(few)} short", lengths=tuple(few.tolist())),
-    ]
-    if not quick:
-        articles = published_documents("wikipedia", long, long, seed=8).tolist()
-        files = python_documents(long, long, seed=2).tolist()
-        found.append(Pack(name=f"{long // K}K, {len(articles)} of Wikipedia", lengths=tuple(articles)))
-        found.append(Pack(name=f"{long // K}K, {len(files)} Python files", lengths=tuple(files)))
-    return tuple(found)
+    """The long tail, in both dtypes; short documents; and, but for `quick`, real documents, of which one of the Python
+    files fills half of the pack."""
+    long, short = (2 * K, K) if quick else (32 * K, 8 * K)
+    tail = _pack("of a long tail", tail_documents(long, seed=29))
+    found = (
+        tail,
+        replace(tail, dtype=torch.bfloat16),
+        _pack("short", short_documents(short, 34 * short // K)),
+    )
+    if quick:
+        return found
+    articles = published_documents("wikipedia", 32 * K, 32 * K, seed=8)
+    files = python_documents(16 * K, 16 * K, seed=29)
+    return (*found, _pack("of Wikipedia", articles), _pack("Python files", files))
+
+
+def _pack(kind: str, lengths: Int64Array) -> Pack:
+    return Pack(name=f"{int(lengths.sum()) // K}K, {len(lengths)} {kind}", lengths=tuple(lengths.tolist()))
 
 
 def layout_of(lengths: Sequence[int]) -> Layout:

@@ -87,13 +87,13 @@ def test_masks_of_large_packs_are_left_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_window_is_measured_beside_full_attention() -> None:
-    results = measure_window(Size(repeats=1, window=8, windowed=64, flex=0, steps=0))
+    results = measure_window(Size(repeats=1, window=8, windowed=64, flex=0, compared=0, steps=0))
     assert {row.candidate for row in results.rows} == {SEQMESH, FULL, DENSE}
     assert len(figures(results)["window_vs_full"]) == 2
 
 
 def test_errors_are_those_of_the_dtype() -> None:
-    by_case = {row.case: row for row in errors(quick=True).rows if row.candidate == SEQMESH}
+    by_case = {row.case: row for row in errors(256).rows if row.candidate == SEQMESH}
     assert len(by_case) == 2
     for case, row in by_case.items():
         assert row.value == max(row.counts[name] for name in NAMES)
@@ -105,13 +105,13 @@ def asked(ranks: Ranks, job: Job) -> Answer:
 
 
 def test_ranks_send_what_the_formula_says_and_compute_the_same() -> None:
-    size = replace(QUICK, capacity=96, long=200)
+    size = replace(QUICK, capacity=96, long=400)
     job = Job(turns=turns(2, size), repeats=1, compared=61)
     assert any(wave.rings for turn in job.turns if turn.name == RING for wave in turn.waves)
     answers = run_ranks(asked, 2, job)
     assert answers[0] == answers[1]
     found = figures(timings("case", job, answers[0]))  # raises where bytes differ
-    assert found["halo_vs_ring"] == [126 / 150]
+    assert found["halo_vs_ring"] == [126 / 300]
     for row in comparisons(job, answers[0]).rows:
         assert row.value is not None
         assert row.value < (1e-12 if "float64" in row.case else 3e-6)
