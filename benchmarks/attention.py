@@ -36,27 +36,28 @@ SEQMESH, LOOP, DENSE, FLEX, ROOF, FULL = "seqmesh", "loop", "dense", "flex", "ro
 PASSES = {"forward": forward, "forward+backward": forward_backward}
 UNIT = "GFLOP/s"
 GIGA = 1e9
-MOST_MASKED = 8_192  # tokens of a pack: its mask and scores grow with the square, 32K take a minute and a half
 PLANNED_RANKS = 8
 SQUARE = 1_024  # of the roof's matrices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """repeats: of every candidate. window, windowed: keys that a row sees, of a document of so many tokens. flex: how
-    many packs FlexAttention is compiled for, which takes 5 to 20 seconds each. compared: tokens of the pack whose
-    errors are counted. steps: planned for each list of real lengths."""
+    """repeats: of every candidate. window, windowed: keys that a row sees, of a document of so many tokens.
+    masked: the most tokens of a pack behind a mask, whose scores grow with the square: 32K take a minute and a half.
+    flex: how many packs FlexAttention is compiled for, which takes 5 to 20 seconds each. compared: tokens of the pack
+    whose errors are counted. steps: planned for each list of real lengths."""
 
     repeats: int
     window: int
     windowed: int
+    masked: int
     flex: int
     compared: int
     steps: int
 
 
-QUICK = Size(repeats=3, window=128, windowed=2_048, flex=1, compared=1_024, steps=8)
-WHOLE = Size(repeats=3, window=512, windowed=8_192, flex=8, compared=4_096, steps=64)
+QUICK = Size(repeats=3, window=128, windowed=2_048, masked=1_024, flex=1, compared=1_024, steps=8)
+WHOLE = Size(repeats=3, window=512, windowed=8_192, masked=8_192, flex=8, compared=4_096, steps=64)
 
 
 def run(*, quick: bool, against: tuple[str, ...] = ()) -> Results:
@@ -66,7 +67,7 @@ def run(*, quick: bool, against: tuple[str, ...] = ()) -> Results:
     results = Results()
     with one_thread():
         for number, pack in enumerate(packs(quick=quick)):
-            results += measure_pack(pack, size.repeats, flex=number < size.flex)
+            results += measure_pack(pack, size, flex=number < size.flex)
         results += measure_window(size)
         results += errors(size.compared)
     return results + exchanges(quick=quick) + real_lists(PLANNED_RANKS, size.steps)
@@ -83,27 +84,26 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def measure_pack(pack: Pack, repeats: int, *, flex: bool) -> Results:
+def measure_pack(pack: Pack, size: Size, *, flex: bool) -> Results:
     """Both passes of all candidates over a pack."""
     rows = random_rows(pack.tokens, pack.dtype)
-    attends = candidates_of(pack, rows, flex=flex)
+    attends = candidates_of(pack, rows, masked=pack.tokens <= size.masked, flex=flex)
     results = Results()
     for name, do in PASSES.items():
         if do is forward_backward and callable(attends[FLEX]):
             attends[FLEX] = "no backward pass on the CPU"
         turns = {each: turn(do, attend, rows) for each, attend in attends.items() if callable(attend)}
-        seconds = measure({**turns, ROOF: _roof(pack.dtype)}, repeats)
+        seconds = measure({**turns, ROOF: _roof(pack.dtype)}, size.repeats)
         results += compare(f"{pack.case}, {name}", seconds, pack.flops(backward=do is forward_backward), attends)
     return results
 
 
-def candidates_of(pack: Pack, rows: Sequence[Tensor], *, flex: bool) -> dict[str, Attend | str]:
+def candidates_of(pack: Pack, rows: Sequence[Tensor], *, masked: bool, flex: bool) -> dict[str, Attend | str]:
     """By name; one that is left out has the reason in its place."""
-    masked = pack.tokens <= MOST_MASKED
     return {
         SEQMESH: ours(pack.lengths),
         LOOP: baselines.loop(pack.lengths),
-        DENSE: baselines.dense(pack.lengths) if masked else f"masks of over {MOST_MASKED:,} tokens take too long",
+        DENSE: baselines.dense(pack.lengths) if masked else "a mask of so many tokens takes too long",
         FLEX: compiled_flex(pack, rows) if flex else "not compiled for this pack",
     }
 

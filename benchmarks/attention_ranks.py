@@ -97,7 +97,7 @@ class Size:
     repeats: int
 
 
-QUICK = Size(timed=(2,), compared_ranks=2, compared=515, capacity=1_024, long=2_048, repeats=3)
+QUICK = Size(timed=(2,), compared_ranks=2, compared=515, capacity=1_024, long=4_096, repeats=3)
 FULL = Size(timed=(2, 4), compared_ranks=8, compared=1_021, capacity=4_096, long=4_096, repeats=5)
 
 

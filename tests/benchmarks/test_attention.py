@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from seqmesh.benchmarks import attention, attention_ranks
+from seqmesh.benchmarks import attention_ranks
 from seqmesh.benchmarks.attention import DENSE, FLEX, FULL, LOOP, ROOF, SEQMESH, Size, measure_pack, measure_window
 from seqmesh.benchmarks.attention_cases import (
     Pack,
@@ -26,6 +26,7 @@ from seqmesh.trainer.parallel import Ranks
 from tests.ranks import run_ranks
 
 LENGTHS = [5, 0, 1, 40, 18]
+SMALL = Size(repeats=1, window=8, windowed=64, masked=128, flex=0, compared=0, steps=0)
 
 
 def figures(results: Results) -> dict[str, list[float | None]]:
@@ -66,7 +67,7 @@ def test_packs_are_what_their_names_say() -> None:
 
 
 def test_a_pack_is_measured_beside_every_candidate() -> None:
-    results = measure_pack(Pack(name="small", lengths=(100, 28)), 1, flex=False)
+    results = measure_pack(Pack(name="small", lengths=(100, 28)), SMALL, flex=False)
     rows = {row.name: row for row in results.rows}
     assert {row.candidate for row in results.rows} == {SEQMESH, LOOP, DENSE, FLEX, ROOF}
     assert rows[f"small, float32, forward/{FLEX}"].note == "not compiled for this pack"
@@ -79,15 +80,15 @@ def test_a_pack_is_measured_beside_every_candidate() -> None:
         assert found[name][1] == mine / beside
 
 
-def test_masks_of_large_packs_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "MOST_MASKED", 127)
-    rows = {row.candidate: row for row in measure_pack(Pack(name="", lengths=(128,)), 1, flex=False).rows}
+def test_masks_of_large_packs_are_left_out() -> None:
+    size = replace(SMALL, masked=127)
+    rows = {row.candidate: row for row in measure_pack(Pack(name="", lengths=(128,)), size, flex=False).rows}
     assert rows[DENSE].value is None
-    assert "take too long" in rows[DENSE].note
+    assert rows[DENSE].note == "a mask of so many tokens takes too long"
 
 
 def test_a_window_is_measured_beside_full_attention() -> None:
-    results = measure_window(Size(repeats=1, window=8, windowed=64, flex=0, compared=0, steps=0))
+    results = measure_window(SMALL)
     assert {row.candidate for row in results.rows} == {SEQMESH, FULL, DENSE}
     assert len(figures(results)["window_vs_full"]) == 2
 
