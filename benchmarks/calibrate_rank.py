@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -56,12 +57,13 @@ def prepare(batch: MicroBatch, model: nn.Module, vocabulary: int, ranks: Ranks) 
     pieces = [piece_positions(length, ranks) for length in batch.rings] + [torch.arange(n) for n in batch.whole]
     sizes = [len(piece) for piece in pieces]
     positions = torch.cat(pieces).to(ranks.device, torch.int32)
-    bounds = torch.tensor([0, *sizes]).cumsum(0).to(ranks.device, torch.int32)
+    bounds = list(accumulate(sizes, initial=0))
+    members = tuple(range(ranks.count))
     rings = tuple(
-        Ring(i, tuple(range(ranks.count)), ranks.rank, chunk_sizes(length, ranks.count))
+        Ring(segment=i, start=bounds[i], ranks=members, index=ranks.rank, chunks=chunk_sizes(length, ranks.count))
         for i, length in enumerate(batch.rings)
     )
-    layout = Layout(bounds, max(sizes), rings)
+    layout = Layout(torch.tensor(bounds, dtype=torch.int32, device=ranks.device), max(sizes), rings)
     ids = torch.randint(vocabulary, (len(positions),), generator=torch.Generator().manual_seed(SEED)).to(ranks.device)
 
     def run() -> None:

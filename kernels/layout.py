@@ -10,16 +10,18 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
     """A document that is spread over several ranks, as one of them sees it.
 
-    segment: which segment of the layout holds this rank's piece. ranks [D]: members in order, as ranks of the standing
-    process group. index: this rank's place among them. chunks [2D]: tokens of the document's chunks; member i holds
-    chunk i and then chunk 2D − 1 − i.
+    segment: which segment of the layout holds this rank's piece. start: first row of that segment, a plain int so that
+    nothing waits for the device to learn it. ranks [D]: members in order, as ranks of the standing process group.
+    index: this rank's place among them. chunks [2D]: tokens of the document's chunks; member i holds chunk i and then
+    chunk 2D − 1 − i.
     """
 
     segment: int
+    start: int
     ranks: tuple[int, ...]
     index: int
     chunks: tuple[int, ...]
@@ -28,12 +30,23 @@ class Ring:
     def size(self) -> int:
         return len(self.ranks)
 
+    @property
+    def rows(self) -> slice:
+        """The rows of this rank's piece."""
+        return slice(self.start, self.start + self.held(self.index))
+
+    def held(self, member: int) -> int:
+        """Rows of a member's piece."""
+        return self.chunks[member] + self.chunks[2 * self.size - 1 - member]
+
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes that rings have sent from this rank so far."""
+    """Bytes that this rank has sent to other members of rings so far: keys and values, forward and again backward, and
+    gradients of both, counted once more by themselves."""
 
     sent: int = 0
+    gradients: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from seqmesh.kernels.layout import Layout, Ring, Traffic
 from seqmesh.kernels.loss import UNSUPERVISED, cross_entropy_sum
 from seqmesh.loader.batch import PackedBatch
-from seqmesh.packer.pieces import chunk_sizes
+from seqmesh.packer.pieces import chunk_sizes, piece_tokens
 from seqmesh.trainer.optim import OptimConfig, learning_rate, set_rate
 from seqmesh.trainer.replica import Replica
 
@@ -57,14 +57,19 @@ def accumulate(
 def layout_of(batch: PackedBatch[Tensor], traffic: Traffic) -> Layout:
     """The kernels' view of a batch: its segments, and which of them are pieces of rings."""
     sizes, members = batch.ring_sizes.tolist(), batch.ring_ranks.tolist()
+    lengths, indices = batch.document_lengths.tolist(), batch.ring_indices.tolist()
+    ends = itertools.accumulate(sizes)
+    # Where segments begin is counted here, not read from cu_seqlens: those may lie on a device.
+    starts = itertools.accumulate(map(piece_tokens, lengths, sizes, indices), initial=0)
     rings = tuple(
         Ring(
             segment=i,
+            start=start,
             ranks=tuple(members[end - size : end]),
-            index=int(batch.ring_indices[i]),
-            chunks=chunk_sizes(int(batch.document_lengths[i]), size),
+            index=index,
+            chunks=chunk_sizes(length, size),
         )
-        for i, (size, end) in enumerate(zip(sizes, itertools.accumulate(sizes), strict=True))
+        for i, (length, size, index, end, start) in enumerate(zip(lengths, sizes, indices, ends, starts, strict=False))
         if size > 1
     )
     return Layout(batch.cu_seqlens, batch.max_seqlen, rings, traffic)

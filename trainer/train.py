@@ -97,7 +97,7 @@ class Job:
                     ring_bytes=self.traffic.sent,
                     imbalance=last.imbalance,
                 )
-                self.traffic.sent = 0
+                self.traffic = Traffic()
                 clock.restart()
                 if log:
                     log.write(record)

@@ -11,10 +11,10 @@ from torch import Tensor
 from seqmesh.kernels.layout import Layout
 
 
-def layout_of(lengths: Sequence[int]) -> Layout:
+def layout_of(lengths: Sequence[int], device: str = "cpu") -> Layout:
     """The layout of documents of these lengths, one after the other."""
     bounds = list(accumulate(lengths, initial=0))
-    return Layout(torch.tensor(bounds, dtype=torch.int32), max(lengths, default=0))
+    return Layout(torch.tensor(bounds, dtype=torch.int32, device=device), max(lengths, default=0))
 
 
 def positions_of(lengths: Sequence[int], padding: int = 0) -> Tensor:

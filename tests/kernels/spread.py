@@ -1,17 +1,20 @@
-"""Micro-batches whose documents are spread over ranks: what each rank holds, and how to compare it with the whole."""
+"""Micro-batches whose documents are spread over ranks: what each rank holds, and attention on it under autograd."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain, zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from seqmesh.kernels.attention import varlen_attention
+from seqmesh.kernels.backends.base import Backend
 from seqmesh.kernels.layout import Layout, Ring
+from seqmesh.kernels.rings.spread import spread_backward, spread_forward
 from seqmesh.packer.pieces import chunk_sizes, piece_ranges
-from tests.kernels.reference import layout_of, leaves
+from tests.kernels.reference import layout_of
 
 Attend = Callable[[Tensor, Tensor, Tensor, Layout], Tensor]
 
@@ -31,9 +34,10 @@ class Wave:
 
     def on(self, rank: int) -> tuple[Layout, Tensor]:
         """The rank's layout, and which row of all documents, one after the other, each of its rows is."""
-        local, pieces, first = [], [], 0
-        rings = [(length, members) for length, members in self.rings]
-        for number, (length, members) in enumerate(rings):
+        local: list[tuple[int, Tensor]] = []
+        pieces: list[tuple[int, Tensor]] = []
+        first = 0
+        for number, (length, members) in enumerate(self.rings):
             if rank in members:
                 pieces.append((number, held_rows(length, members, rank) + first))
             first += length
@@ -42,18 +46,22 @@ class Wave:
                 if holder == rank:
                     local.append((-1, torch.arange(first, first + length)))
                 first += length
-        # The order of segments is not that of rings: pieces stand backwards between the first documents and the rest.
-        segments = local[:1] + pieces[::-1] + local[1:]
-        layout = layout_of([len(rows) for _, rows in segments])
+        # The order of segments is not that of rings: pieces stand backwards, between whole documents.
+        both = chain.from_iterable(zip_longest(local, pieces[::-1]))
+        segments = [segment for segment in both if segment is not None]
+        starts = list(accumulate((len(rows) for _, rows in segments), initial=0))
         found = {number: segment for segment, (number, _) in enumerate(segments) if number >= 0}
-        described = tuple(ring_of(*rings[number], rank, segment) for number, segment in sorted(found.items()))
-        rows = torch.cat([rows for _, rows in segments]) if segments else torch.arange(0)
-        return replace(layout, rings=described), rows
+        rings = tuple(
+            ring_of(*self.rings[number], rank, segment, starts[segment]) for number, segment in sorted(found.items())
+        )
+        layout = layout_of([len(rows) for _, rows in segments])
+        return replace(layout, rings=rings), torch.cat([torch.arange(0), *(rows for _, rows in segments)])
 
 
-def ring_of(length: int, members: tuple[int, ...], rank: int, segment: int) -> Ring:
+def ring_of(length: int, members: tuple[int, ...], rank: int, segment: int, start: int) -> Ring:
     """The ring of a document as one member sees it."""
-    return Ring(segment, members, members.index(rank), chunk_sizes(length, len(members)))
+    chunks = chunk_sizes(length, len(members))
+    return Ring(segment=segment, start=start, ranks=members, index=members.index(rank), chunks=chunks)
 
 
 def held_rows(length: int, members: tuple[int, ...], rank: int) -> Tensor:
@@ -80,14 +88,34 @@ def run(attend: Attend, qkv: Sequence[Tensor], dout: Tensor, layout: Layout) -> 
     return [out.detach(), *torch.autograd.grad(out, (q, k, v), dout)]
 
 
-def run_piece(wave: Wave, rank: int, inputs: Sequence[Tensor], attend: Attend = varlen_attention) -> list[Tensor]:
-    """What `run` gives on a rank for its rows of the whole, with NaN in its padding."""
-    layout, rows = wave.on(rank)
-    *qkv, dout = (with_nan_rows(x[rows], wave.padding) for x in inputs)
-    return run(attend, qkv, dout, layout)
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How a layer attends, whatever its documents."""
+
+    exchange: str = "auto"
+    causal: bool = True
+    window: int | None = None
+    scale: float = 0.3
 
 
-def run_whole(wave: Wave, inputs: Sequence[Tensor], attend: Attend = varlen_attention) -> list[Tensor]:
-    """What `run` gives for all documents in this process, undivided, in float64."""
-    *qkv, dout = leaves(*inputs)
-    return run(attend, qkv, dout.detach(), layout_of(wave.lengths))
+class Spread(torch.autograd.Function):
+    """A back end's pair over a layout with its rings."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout, backend: Backend, terms: Terms) -> Tensor:
+        out, lse = spread_forward(q, k, v, layout, backend.forward, **vars(terms))
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = layout, backend, terms
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        layout, backend, terms = ctx.rest
+        gradients = spread_backward(dout, q, k, v, out, lse, layout, backend.backward, **vars(terms))
+        return *gradients, None, None, None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, backend: Backend, terms: Terms) -> Tensor:
+    out: Tensor = Spread.apply(q, k, v, layout, backend, terms)  # type: ignore[no-untyped-call]  # torch has no types
+    return out

@@ -1,0 +1,126 @@
+"""Attention by flash-attn 2 (the package `flash-attn`, 2.7 or later), on GPUs from Ampere on.
+
+bfloat16 and float16, head widths in multiples of 8 up to 256, fewer key heads, windows, rings. Causal or not, and with
+segments of any lengths, also 0 (#1537: a longest segment of one query row makes it read q as [N, Hq, D], so it is told
+of two). Not yet run on a GPU: written from the package's source, tested over stand-ins for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from seqmesh.kernels.backends import flash
+from seqmesh.kernels.backends.base import Backend, Request
+
+NAME = "flash-attn 2"
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """See `base.BlockForward`."""
+    if flash.is_empty(q, k, cu_q, max_q, max_k):
+        return flash.empty_forward(q)
+    flash.check_size(NAME, q, k, cu_q)
+    out, lse, *_ = _library()._flash_attn_varlen_forward(
+        *map(flash.loadable, (q, k, v)),
+        cu_seqlens_q=cu_q,
+        cu_seqlens_k=cu_k,
+        dropout_p=0.0,
+        softmax_scale=scale,
+        causal=causal,
+        **mask_arguments(max_q, max_k, causal=causal, window=window, names=("max_seqlen_q", "max_seqlen_k")),
+    )
+    return flash.clean_forward(out, lse, cu_q)
+
+
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `base.BlockBackward`."""
+    if flash.is_empty(q, k, cu_q, max_q, max_k):
+        return flash.empty_backward(q, k, v)
+    flash.check_size(NAME, q, k, cu_q)
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    _library()._flash_attn_varlen_backward(
+        *map(flash.loadable, (dout, q, k, v, out)),
+        softmax_lse=as_written(lse),
+        dq=dq,
+        dk=dk,
+        dv=dv,
+        cu_seqlens_q=cu_q,
+        cu_seqlens_k=cu_k,
+        dropout_p=0.0,
+        softmax_scale=scale,
+        causal=causal,
+        softcap=0.0,
+        alibi_slopes=None,
+        deterministic=flash.deterministic(),
+        **mask_arguments(max_q, max_k, causal=causal, window=window, names=("max_seqlen_q", "max_seqlen_k")),
+    )
+    return flash.clean_backward(dq, dk, dv, cu_q, cu_k)
+
+
+def mask_arguments(
+    max_q: int, max_k: int, *, causal: bool, window: int | None, names: tuple[str, str]
+) -> dict[str, int]:
+    """The arguments that say what a row sees, for flash-attn 2 and for torch's copy of it; names: of the two lengths.
+
+    A side that reaches the longest keys is taken for one without limit, also where a segment with more queries than
+    keys has rows so far before its first key that the window does not reach it; a longer "longest" keeps it.
+    """
+    left, right = flash.window_sides(causal=causal, window=window, max_q=max_q, max_k=max_k, unlimited=-1)
+    longest_k = max_k if right < 1 else max(max_q, max_k)
+    lengths = dict(zip(names, (max(max_q, 2), longest_k), strict=True))
+    return lengths | {"window_size_left": left, "window_size_right": right}
+
+
+def as_written(lse: Tensor) -> Tensor:
+    """lse as the library would have it: +inf, whatever the scores, makes the probabilities of a row 0."""
+    return lse.masked_fill(lse == -torch.inf, torch.inf).contiguous()
+
+
+def _library() -> ModuleType:
+    return importlib.import_module("flash_attn.flash_attn_interface")
+
+
+def _refusal(request: Request) -> str | None:
+    return (
+        flash.device_refusal(request)
+        or flash.library_refusal(
+            NAME, ("flash_attn.flash_attn_interface", "flash_attn_2_cuda"), distribution="flash-attn", least="2.7"
+        )
+        or flash.build_refusal()
+        or flash.capability_refusal(request, range(8, 13))
+        or flash.shape_refusal(request)
+    )
+
+
+BACKEND = Backend(forward=forward, backward=backward, refusal=_refusal)
