@@ -10,45 +10,49 @@ Shapes: T packed rows, Hq query heads, Hk key and value heads (Hk divides Hq), D
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from seqmesh.kernels import cpu, ring
+from seqmesh.kernels.backends.base import Backend
+from seqmesh.kernels.backends.table import AUTO, choose
 from seqmesh.kernels.layout import Layout
+from seqmesh.kernels.operators import attend_forward, request_of
+from seqmesh.kernels.rings.spread import check_rings, spread_backward, spread_forward
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backend:
-    """One way to compute attention, and what it can do. Every function gets what passed the checks below.
+@overload
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    *,
+    causal: bool = ...,
+    window: int | None = ...,
+    scale: float | None = ...,
+    backend: str = ...,
+    exchange: str = ...,
+    return_lse: Literal[False] = ...,
+) -> Tensor: ...
 
-    pack_forward and pack_backward do all segments of a pack, block_forward and block_backward one block of queries and
-    one of keys: signatures and promises are those of `seqmesh.kernels.cpu`.
-    """
 
-    pack_forward: Callable[..., tuple[Tensor, Tensor]]
-    pack_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    block_forward: Callable[..., tuple[Tensor, Tensor]]
-    block_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    device: str
-    dtypes: tuple[torch.dtype, ...]
-
-
-BACKENDS: dict[str, Backend] = {
-    "cpu": Backend(
-        pack_forward=cpu.pack_forward,
-        pack_backward=cpu.pack_backward,
-        block_forward=cpu.block_forward,
-        block_backward=cpu.block_backward,
-        device="cpu",
-        dtypes=cpu.DTYPES,
-    ),
-}
+@overload
+def varlen_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    *,
+    causal: bool = ...,
+    window: int | None = ...,
+    scale: float | None = ...,
+    backend: str = ...,
+    exchange: str = ...,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
 
 
 def varlen_attention(
@@ -60,84 +64,92 @@ def varlen_attention(
     causal: bool = True,
     window: int | None = None,
     scale: float | None = None,
-    backend: str = "auto",
-) -> Tensor:
+    backend: str = AUTO,
+    exchange: str = "auto",
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(scale · q kᵀ) v inside every segment of the layout. Differentiable once in q, k and v.
 
     q [T, Hq, D], k and v [T, Hk, D] -> [T, Hq, D]; query head h reads key head h // (Hq / Hk). Rows from
     cu_seqlens[-1] on are padding: whatever they hold, NaN included, their output and gradients are exactly 0.
-    window: how many keys a row sees, itself included; None or 0 is all. scale: 1 / sqrt(D) unless given.
-    backend: a name in BACKENDS, or "auto" for the first one that can honour the request.
+    window: how many keys a row sees, itself included, and without causal as many to the other side; None or 0 is all.
+    scale: 1 / sqrt(D) unless given. backend: a name in `backends.table.BACKENDS`, "flash" for any version of
+    flash-attn, or "auto" for the first back end that can honour the request. return_lse: also return the log-sum-exp
+    [Hq, T] of each row's scores, float32 (float64 for float64), −inf for padding; it carries no gradient.
 
-    With rings in the layout the call sends and receives (`seqmesh.kernels.ring` says what and why it cannot deadlock):
-    every member of a ring makes it, and its backward, in the same order. Bytes sent are added to layout.traffic.
+    With rings in the layout the call sends and receives, `exchange` ("auto", "ring" or "gather") says how:
+    `seqmesh.kernels.rings.spread` tells what, and why it cannot deadlock. Every member of a ring makes the call, and
+    its backward, in the same order and with the same arguments. Bytes sent are added to layout.traffic. Without rings
+    it compiles, as one operator, into a graph that serves all packs.
 
     Raises ValueError for tensors or a layout that break the contract, NotImplementedError where no back end (or not
     the one named) can honour the request, RuntimeError for rings without a process group. Segment bounds are read,
     hence checked, on the CPU only: on a device that would make every call wait for it.
     """
     _check_tensors(q, k, v)
+    _check_layout(layout, q)
     if window is not None and window < 0:
         raise ValueError(f"window is {window}: must be a number of keys, or None for all")
-    if window and layout.rings:
-        raise NotImplementedError(f"window is {window} and the layout has rings: no sliding window over ranks yet")
-    chosen = _choose(backend, q, window or None)
-    _check_layout(layout, q)
+    window = window or None
     scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
-    out: Tensor = _PackedAttention.apply(q, k, v, layout, chosen, causal, scale)  # type: ignore[no-untyped-call]
-    return out
+    gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if layout.rings:
+        out, lse = _spread(q, k, v, layout, causal, window, scale, backend, exchange, gradient)
+    else:
+        cu, longest = layout.cu_seqlens, layout.max_seqlen
+        out, lse = attend_forward(q, k, v, cu, cu, longest, longest, causal, window, scale, backend, gradient)
+    return (out, lse) if return_lse else out
 
 
-class _PackedAttention(torch.autograd.Function):
-    """All segments of a pack and all its rings. The rings' first blocks travel while the segments are computed."""
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's own is not typed
+def _spread(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    backend: str,
+    exchange: str,
+    gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """A pack with rings: which ranks talk is no graph's business, so a compiled model leaves its graph here."""
+    check_rings(layout)
+    chosen = choose(backend, request_of(q, k, causal=causal, window=window, rings=True, gradient=gradient))
+    out, lse = _SpreadAttention.apply(q, k, v, layout, chosen, causal, window, scale, exchange)  # type: ignore[no-untyped-call]
+    return out, lse
+
+
+class _SpreadAttention(torch.autograd.Function):
+    """All segments of a pack and all its rings."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout, backend: Backend, causal: bool, scale: float
-    ) -> Tensor:
-        bounds: list[int] = layout.cu_seqlens.tolist()
-        circuits = ring.start_circuits(k, v, layout.rings, bounds, layout.traffic, causal=causal)
-        out, lse = backend.pack_forward(q, k, v, bounds, causal=causal, scale=scale)
-        ring.finish_forward(out, lse, q, circuits, backend.block_forward, scale)
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layout: Layout,
+        backend: Backend,
+        causal: bool,
+        window: int | None,
+        scale: float,
+        exchange: str,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.how = {"causal": causal, "window": window, "scale": scale, "exchange": exchange}
+        out, lse = spread_forward(q, k, v, layout, backend.forward, **ctx.how)
+        ctx.mark_non_differentiable(lse)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.layout, ctx.bounds, ctx.backend, ctx.causal, ctx.scale = layout, bounds, backend, causal, scale
-        return out
+        ctx.layout, ctx.backend = layout, backend
+        return out, lse
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ARG004 -- not differentiable
         q, k, v, out, lse = ctx.saved_tensors
-        layout, bounds, backend, scale = ctx.layout, ctx.bounds, ctx.backend, ctx.scale
-        circuits = ring.start_circuits(k, v, layout.rings, bounds, layout.traffic, causal=ctx.causal)
-        gradients = backend.pack_backward(dout, q, k, v, out, lse, bounds, causal=ctx.causal, scale=scale)
-        ring.finish_backward(gradients, (dout, q, out, lse), circuits, backend.block_backward, scale)
-        return *gradients, None, None, None, None
-
-
-def _choose(name: str, q: Tensor, window: int | None) -> Backend:
-    """The back end called `name`, or for "auto" the first that can; raises with every candidate's reason."""
-    if name != "auto" and name not in BACKENDS:
-        raise ValueError(f"backend is {name!r}: must be 'auto' or one of {sorted(BACKENDS)}")
-    candidates = BACKENDS if name == "auto" else {name: BACKENDS[name]}
-    reasons = {}
-    for candidate, backend in candidates.items():
-        reason = _refusal(backend, q, window)
-        if reason is None:
-            return backend
-        reasons[candidate] = reason
-    listed = "; ".join(f"{candidate}: {reason}" for candidate, reason in reasons.items())
-    raise NotImplementedError(f"no attention back end can do this ({listed})")
-
-
-def _refusal(backend: Backend, q: Tensor, window: int | None) -> str | None:
-    """Why the back end cannot honour the request, or None."""
-    if q.device.type != backend.device:
-        return f"tensors are on {q.device.type}, this back end runs on {backend.device} and there is none for the other"
-    if q.dtype not in backend.dtypes:
-        return f"dtype is {q.dtype}, must be one of {', '.join(map(str, backend.dtypes))}"
-    if window is not None:
-        return f"window is {window}, this back end has no sliding window yet"
-    return None
+        gradients = spread_backward(dout, q, k, v, out, lse, ctx.layout, ctx.backend.backward, **ctx.how)
+        return *gradients, *[None] * 6
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -165,20 +177,3 @@ def _check_layout(layout: Layout, q: Tensor) -> None:
         raise ValueError(f"cu_seqlens is {cu_seqlens.dtype} {list(cu_seqlens.shape)}: must be int32 [N + 1]")
     if cu_seqlens.device != q.device:
         raise ValueError(f"cu_seqlens is on {cu_seqlens.device}, q on {q.device}: must be the same")
-    if cu_seqlens.device.type == "cpu":
-        bounds = cu_seqlens.tolist()
-        _check_bounds(bounds, layout.max_seqlen, q.shape[0])
-        ring.check_rings(layout.rings, bounds)
-
-
-def _check_bounds(bounds: list[int], max_seqlen: int, rows: int) -> None:
-    if bounds[0] != 0:
-        raise ValueError(f"cu_seqlens[0] is {bounds[0]}: must be 0")
-    lengths = [stop - start for start, stop in pairwise(bounds)]
-    if min(lengths, default=0) < 0:
-        bad = next(i for i, length in enumerate(lengths) if length < 0)
-        raise ValueError(f"cu_seqlens falls from {bounds[bad]} to {bounds[bad + 1]} at segment {bad}: must never fall")
-    if bounds[-1] > rows:
-        raise ValueError(f"cu_seqlens ends at {bounds[-1]}, beyond the {rows} rows of q, k and v")
-    if max_seqlen != max(lengths, default=0):
-        raise ValueError(f"max_seqlen is {max_seqlen}, the longest segment has {max(lengths, default=0)} rows")

@@ -48,17 +48,19 @@ def errors_against_reference(
     width: int = 8,
     padding: int = 0,
     causal: bool = True,
+    window: int | None = None,
     dtype: torch.dtype = torch.float64,
+    backend: str = "auto",
 ) -> dict[str, float]:
     """Relative errors of the output and of the three gradients."""
     q, k, v = random_rows(sum(lengths) + padding, *heads, width, dtype)
-    out = varlen_attention(q, k, v, layout_of(lengths), causal=causal)
+    out = varlen_attention(q, k, v, layout_of(lengths), causal=causal, window=window, backend=backend)
     assert out.dtype == dtype
     assert out.shape == q.shape
     dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
     gradients = torch.autograd.grad(out, (q, k, v), dout)
     exact = leaves(q, k, v)
-    expected = reference_attention(exact, lengths, causal=causal, scale=width**-0.5)
+    expected = reference_attention(exact, lengths, causal=causal, window=window, scale=width**-0.5)
     expected_gradients = torch.autograd.grad(expected, exact, dout.double())
     pairs = zip(("out", "dq", "dk", "dv"), (out, *gradients), (expected, *expected_gradients), strict=True)
     return {name: relative_error(got, want) for name, got, want in pairs}
@@ -68,12 +70,30 @@ def assert_exact(errors: dict[str, float], dtype: torch.dtype = torch.float64) -
     assert max(errors.values()) <= TOLERANCE[dtype], errors
 
 
-@settings(max_examples=40, deadline=None)
-@given(lengths=SMALL_LENGTHS, heads=HEADS, padding=st.integers(0, 3), causal=st.booleans(), width=st.integers(1, 9))
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=SMALL_LENGTHS,
+    heads=HEADS,
+    padding=st.integers(0, 3),
+    causal=st.booleans(),
+    window=st.none() | st.integers(1, 14),
+    width=st.integers(1, 9),
+    backend=st.sampled_from(["auto", "reference"]),
+)
 def test_small_packs_equal_the_reference(
-    lengths: list[int], heads: tuple[int, int], padding: int, causal: bool, width: int
+    lengths: list[int],
+    heads: tuple[int, int],
+    padding: int,
+    causal: bool,
+    window: int | None,
+    width: int,
+    backend: str,
 ) -> None:
-    assert_exact(errors_against_reference(lengths, heads, padding=padding, causal=causal, width=width))
+    assert_exact(
+        errors_against_reference(
+            lengths, heads, padding=padding, causal=causal, window=window, width=width, backend=backend
+        )
+    )
 
 
 @settings(max_examples=15, deadline=None)
@@ -138,7 +158,6 @@ def test_same_bits_at_one_and_two_threads() -> None:
         ([1, 4], 3, "cu_seqlens[0] is 1: must be 0"),
         ([0, 3, 2, 4], 3, "cu_seqlens falls from 3 to 2 at segment 1"),
         ([0, 3, 6], 3, "cu_seqlens ends at 6, beyond the 4 rows"),
-        ([0, 1, 4], 4, "max_seqlen is 4, the longest segment has 3 rows"),
         ([0, 1, 4], 1, "max_seqlen is 1, the longest segment has 3 rows"),
         ([], 0, "cu_seqlens is torch.int32 [0]: must be int32 [N + 1]"),
     ],
@@ -181,26 +200,47 @@ def test_mixed_dtypes_are_refused() -> None:
         varlen_attention(q, k.double(), v, layout_of([4]))
 
 
-def test_a_window_is_refused_never_ignored() -> None:
+def test_a_negative_window_is_refused_and_none_or_zero_is_all() -> None:
     q, k, v = random_rows(4, 2, 2, 4, torch.float32)
-    for backend in ("auto", "cpu"):
-        with pytest.raises(NotImplementedError, match="cpu: window is 3, this back end has no sliding window yet"):
-            varlen_attention(q, k, v, layout_of([4]), window=3, backend=backend)
     with pytest.raises(ValueError, match="window is -1"):
         varlen_attention(q, k, v, layout_of([4]), window=-1)
     full = varlen_attention(q, k, v, layout_of([4]))
     assert torch.equal(varlen_attention(q, k, v, layout_of([4]), window=0), full)
+    assert torch.equal(varlen_attention(q, k, v, layout_of([4]), window=4), full)
+    assert not torch.equal(varlen_attention(q, k, v, layout_of([4]), window=3), full)
 
 
-def test_another_device_is_refused_by_name() -> None:
+@pytest.mark.parametrize("backend", ["torch", "flash2", "flash3", "flash4"])
+def test_a_back_end_for_another_device_is_refused_by_name(backend: str) -> None:
+    with pytest.raises(NotImplementedError, match=rf"{backend}: .*cpu"):
+        varlen_attention(*random_rows(4, 2, 2, 4, torch.float32), layout_of([4]), backend=backend)
+
+
+def test_a_family_is_refused_with_the_reason_of_each_member() -> None:
+    with pytest.raises(NotImplementedError, match=r"flash3: .*flash4: .*flash2: .*backend='reference' does anything"):
+        varlen_attention(*random_rows(4, 2, 2, 4, torch.float32), layout_of([4]), backend="flash")
+
+
+def test_bounds_on_another_device_are_refused() -> None:
     q, k, v = (x.detach().to("meta") for x in random_rows(4, 2, 2, 4, torch.float32))
-    with pytest.raises(NotImplementedError, match="tensors are on meta, this back end runs on cpu"):
+    with pytest.raises(ValueError, match="cu_seqlens is on cpu, q on meta"):
         varlen_attention(q, k, v, layout_of([4]))
 
 
 def test_an_unknown_back_end_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=re.escape("backend is 'magic': must be 'auto' or one of ['cpu']")):
+    with pytest.raises(ValueError, match=r"backend is 'magic': must be 'auto', 'flash', or one of cpu, .*reference"):
         varlen_attention(*random_rows(4, 2, 2, 4, torch.float32), layout_of([4]), backend="magic")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_the_log_sum_exp_is_handed_out_and_carries_no_gradient(backend: str) -> None:
+    q, k, v = random_rows(8, 4, 2, 4, torch.float64)
+    _, lse = varlen_attention(q, k, v, layout_of([3, 4]), causal=False, backend=backend, return_lse=True)
+    scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(2, dim=1)) / 2
+    expected = torch.cat((scores[:, :3, :3].logsumexp(-1), scores[:, 3:7, 3:7].logsumexp(-1)), dim=1)
+    assert lse.shape == (4, 8) and not lse.requires_grad
+    assert relative_error(lse[:, :7], expected) <= 1e-12
+    assert torch.equal(lse[:, 7:], lse.new_full((4, 1), -torch.inf))
 
 
 def test_a_dtype_without_a_kernel_is_refused() -> None:
