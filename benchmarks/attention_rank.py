@@ -26,12 +26,11 @@ from seqmesh.benchmarks.calibrate_rank import piece_positions, timed
 from seqmesh.benchmarks.harness import interleave
 from seqmesh.kernels.attention import varlen_attention
 from seqmesh.kernels.layout import Layout, Ring
-from seqmesh.kernels.rings.choose import Exchange
 from seqmesh.packer.pieces import chunk_sizes, piece_tokens
 from seqmesh.trainer.parallel import Ranks, end_with_parent, join_ranks
 
 TIMEOUT = 120.0  # seconds for any exchange
-COMPARED: tuple[Exchange, ...] = ("ring", "gather")
+COMPARED = ("ring", "gather")
 DTYPES = (torch.float32, torch.float64)
 
 
@@ -85,7 +84,7 @@ def run_of(turn: Turn, layouts: Sequence[Layout]) -> Callable[[], None]:
     return run
 
 
-def _attend(layout: Layout, exchange: Exchange, window: int | None = None) -> Attend:
+def _attend(layout: Layout, exchange: str, window: int | None = None) -> Attend:
     return lambda q, k, v: varlen_attention(q, k, v, layout, window=window, exchange=exchange)
 
 
@@ -101,7 +100,7 @@ def compare(length: int, dtype: torch.dtype, ranks: Ranks) -> dict[str, dict[str
 
 
 def _errors(
-    rows: Sequence[Tensor], whole: Sequence[Tensor], exchange: Exchange, ranks: Ranks, size: int
+    rows: Sequence[Tensor], whole: Sequence[Tensor], exchange: str, ranks: Ranks, size: int
 ) -> dict[str, float]:
     """A rank that is not in the ring has no error, and nothing to compute."""
     own = torch.zeros(len(NAMES), dtype=torch.float64)

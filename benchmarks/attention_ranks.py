@@ -23,7 +23,6 @@ from seqmesh.benchmarks.lengths import published_documents
 from seqmesh.benchmarks.planner_cases import H800
 from seqmesh.benchmarks.ranks import ask_ranks
 from seqmesh.benchmarks.rings import WINDOW, halo_rows
-from seqmesh.kernels.rings.choose import Exchange
 from seqmesh.packer.cost import MODEL_8B
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.mesh import plan_step
@@ -53,7 +52,7 @@ class Turn:
 
     name: str
     waves: tuple[Wave, ...]
-    exchange: Exchange = "ring"
+    exchange: str = "ring"
     window: int | None = None
 
     @property
