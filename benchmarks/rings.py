@@ -28,9 +28,9 @@ MESHES = (8, 32)  # ranks
 WINDOW = 64  # keys that a row sees in a layer with a sliding window
 LONG = 4_096  # tokens of a document over all ranks
 Draw = Callable[[int, int, int], Int64Array]  # of tokens, longest document, seed
-python = STEPS["python_env"]
+PYTHON = STEPS["python_env"]
 REAL: dict[str, Draw] = {
-    "Python files": python,
+    "Python files": PYTHON,
     "wlbllm": STEPS["wlbllm"],
     "ProLong": STEPS["prolong"],
     "Wikipedia": lambda tokens, longest, seed: published_documents("wikipedia", tokens, longest, seed=seed),
@@ -45,7 +45,7 @@ def run(*, quick: bool, against: tuple[str, ...] = ()) -> Results:
     steps = 8 if quick else 64
     results = Results()
     for ranks in MESHES:
-        results += compare(f"{ranks} ranks", ranks, _steps(python, ranks, steps))
+        results += compare(f"{ranks} ranks", ranks, _steps(PYTHON, ranks, steps))
     return results
 
 
