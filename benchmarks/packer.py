@@ -24,7 +24,7 @@ from seqmesh.benchmarks.harness import (
     row,
 )
 from seqmesh.benchmarks.lengths import SETS, python_documents, web_lengths
-from seqmesh.benchmarks.packer_memory import extra_bytes, measurable
+from seqmesh.benchmarks.packer_memory import extra_bytes
 from seqmesh.benchmarks.packing import CSR, SEQMESH, SPEED, calling, packing
 from seqmesh.benchmarks.partitioning import balancing, equal_parts
 from seqmesh.benchmarks.peers_packing import ADAPTERS, FAST

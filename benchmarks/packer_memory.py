@@ -16,10 +16,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from seqmesh.benchmarks.packing import adapter
+from seqmesh.benchmarks.processes import held_bytes, reset_peak
 from seqmesh.packer.lengths import Int64Array
 
-STATUS = Path("/proc/self/status")
-RESET_PEAK = "5"  # what the kernel wants written to clear_refs (man 5 proc)
 WARM_UP = 1_000  # documents
 TIMEOUT = 300  # seconds
 
@@ -45,24 +44,6 @@ def measure_here(name: str, lengths: Int64Array, capacity: int) -> dict[str, int
     answer = prepared.call()
     peak = held_bytes("VmHWM")
     return {"bytes": max(0, peak - before), "bins": len(prepared.packed(answer)[1])}
-
-
-def measurable() -> bool:
-    """Whether this system says how much memory a process holds and held."""
-    return STATUS.exists() and all(name in STATUS.read_text() for name in ("VmRSS:", "VmHWM:"))
-
-
-def held_bytes(name: str) -> int:
-    """A line of the kernel's account of this process."""
-    (line,) = [line for line in STATUS.read_text().splitlines() if line.startswith(f"{name}:")]
-    return int(line.split()[1]) * 1024
-
-
-def reset_peak() -> None:
-    try:
-        STATUS.with_name("clear_refs").write_text(RESET_PEAK)
-    except OSError:
-        return  # not allowed here
 
 
 if __name__ == "__main__":

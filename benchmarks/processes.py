@@ -11,6 +11,8 @@ from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")  # of a second, in /proc
 MEGABYTE = 1e6
+STATUS = Path("/proc/self/status")
+RESET_PEAK = "5"  # what the kernel wants written to clear_refs (man 5 proc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +90,22 @@ def memory_of(pid: int) -> dict[str, float]:
 
 def _fields(account: Path) -> Iterator[tuple[str, str, str]]:
     return (line.partition(":") for line in account.read_text().splitlines())
+
+
+def measurable() -> bool:
+    """Whether this system says how much memory a process holds and held."""
+    return STATUS.exists() and all(name in STATUS.read_text() for name in ("VmRSS:", "VmHWM:"))
+
+
+def held_bytes(name: str) -> int:
+    """A line of the kernel's account of this process: VmRSS, what it holds, or VmHWM, the most that it held."""
+    (line,) = [line for line in STATUS.read_text().splitlines() if line.startswith(f"{name}:")]
+    return int(line.split()[1]) * 1024
+
+
+def reset_peak() -> None:
+    """Set VmHWM back to VmRSS; where that is not allowed, VmHWM stays an upper limit."""
+    try:
+        STATUS.with_name("clear_refs").write_text(RESET_PEAK)
+    except OSError:
+        return  # not allowed here

@@ -20,7 +20,8 @@ from seqmesh.kernels.backends.base import Backend
 from seqmesh.kernels.backends.table import AUTO, choose
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.operators import attend_forward, request_of
-from seqmesh.kernels.rings.spread import check_rings, spread_backward, spread_forward
+from seqmesh.kernels.rings.checks import check_exchange, check_rings
+from seqmesh.kernels.rings.spread import spread_backward, spread_forward
 
 
 @overload
@@ -91,6 +92,7 @@ def varlen_attention(
     if window is not None and window < 0:
         raise ValueError(f"window is {window}: must be a number of keys, or None for all")
     window = window or None
+    check_exchange(layout, exchange, causal=causal, window=window)
     scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
     gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if layout.rings:

@@ -6,6 +6,9 @@ already, see `seqmesh.kernels.backends.base`.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+
 import torch
 from torch import Tensor
 
@@ -27,6 +30,26 @@ def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[T
     total = weight_a + weight_b
     share = total.masked_fill(total == 0, 1.0)
     return out_a * _per_row(weight_a / share) + out_b * _per_row(weight_b / share), largest + total.log()
+
+
+def merge_(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """`merge` into sums: out [T, Hq, D] and lse [Hq, T] are extended in place by part [T, Hq, D] and part_lse [Hq, T].
+
+    out and lse have the dtype of statistics, part any; views will do. On a GPU with Triton, one kernel.
+    """
+    if out.is_cuda and out.dtype == torch.float32 and _has_triton():
+        from seqmesh.kernels import triton_merge
+
+        triton_merge.merge_(out, lse, part, part_lse)
+        return
+    whole, whole_lse = merge(out, lse, part, part_lse)
+    out.copy_(whole)
+    lse.copy_(whole_lse)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def _unseen(lse: Tensor) -> Tensor:

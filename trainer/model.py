@@ -2,7 +2,7 @@
 
 The parallel block (PaLM; MegaScale) feeds attention and MLP from one shared norm and adds both to the residual at
 once: x + attention(n) + mlp(n), n = rms_norm(x). There are no biases. Rows of one pack see each other only inside the
-segments of the layout; positions come with the batch. No loss, no optimizer, no process group here.
+segments of the layout; positions come with the batch. No optimizer, no process group here.
 
 Shapes: T packed rows, W width, H query heads, G key and value heads, D head width, F MLP width, V vocabulary.
 """
@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seqmesh.kernels.activation import swiglu
 from seqmesh.kernels.attention import varlen_attention
 from seqmesh.kernels.layout import Layout
+from seqmesh.kernels.loss import linear_cross_entropy_sum
 from seqmesh.kernels.norm import rms_norm
 from seqmesh.kernels.rotary import apply_rotary, rotary_tables
 from seqmesh.packer.cost import ModelShape
@@ -124,7 +126,7 @@ class SwiGLU(nn.Module):
         self.down = _linear(config.mlp_width, config.width)
 
     def forward(self, n: Tensor) -> Tensor:
-        out: Tensor = self.down(functional.silu(self.gate(n)) * self.up(n))
+        out: Tensor = self.down(swiglu(self.gate(n), self.up(n)))
         return out
 
 
@@ -144,7 +146,8 @@ class ParallelBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Token ids to logits. The weights follow from `config` and `seed` alone; torch's global generator is not used."""
+    """Token ids to logits, or to their loss. The weights follow from `config` and `seed` alone: torch's global
+    generator is not used."""
 
     def __init__(self, config: ModelConfig, *, seed: int) -> None:
         super().__init__()
@@ -155,8 +158,11 @@ class Transformer(nn.Module):
         self.head = None if config.tied_embeddings else _linear(config.width, config.vocab_size)
         init_weights(self, seed)
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Layout) -> Tensor:
-        """input_ids [T] int32 or int64, position_ids [T] inside the document, -> logits [T, V].
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, layout: Layout, labels: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """input_ids [T] int32 or int64, position_ids [T] inside the document, -> logits [T, V]; with labels [T] the sum
+        of the loss and the number of supervised rows, as `linear_cross_entropy_sum` has them, and no logits are made.
 
         Rows after the layout's last segment are padding: they need valid ids and positions, attend to nothing, and
         touch no other row. T must be at least 1: a rank without documents does not call the model; ValueError
@@ -171,8 +177,8 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x = block(x, cos, sin, layout)
         n = self.norm(x)
-        logits: Tensor = functional.linear(n, self.embedding.weight) if self.head is None else self.head(n)
-        return logits
+        head = self.embedding.weight if self.head is None else self.head.weight
+        return functional.linear(n, head) if labels is None else linear_cross_entropy_sum(n, head, labels)
 
 
 @torch.no_grad()

@@ -110,8 +110,12 @@ def join_ranks(timeout: float) -> Iterator[Ranks]:
     if count == 1:
         yield Ranks(0, 1, device)
         return
-    backend = "gloo" if device.type == "cpu" else "nccl"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        timeout=timedelta(seconds=timeout),
+        device_id=device if on_gpu else None,  # connects at once: the first exchange may be between two ranks only
+    )
     try:
         with _beating(dist.get_rank(), timeout) as beats:
             yield Ranks(dist.get_rank(), count, device, beats)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from seqmesh.kernels.layout import Layout, Ring, Traffic
-from seqmesh.kernels.loss import UNSUPERVISED, cross_entropy_sum
+from seqmesh.kernels.loss import UNSUPERVISED
 from seqmesh.loader.batch import PackedBatch
 from seqmesh.packer.pieces import chunk_sizes, piece_tokens
 from seqmesh.trainer.optim import OptimConfig, learning_rate, set_rate
@@ -48,10 +48,9 @@ def accumulate(
             _run_filler(model, batch, replica)
         return
     replica.before_backward(last=batch.last_in_step)
-    logits = model(batch.input_ids, batch.position_ids, layout_of(batch, traffic or Traffic()))
-    loss_sum, _ = cross_entropy_sum(logits, batch.labels)
+    loss_sum, _ = model(batch.input_ids, batch.position_ids, layout_of(batch, traffic or Traffic()), batch.labels)
     torch.autograd.backward(loss_sum / max(batch.supervised_tokens_in_step, 1))
-    replica.extra += torch.stack([loss_sum.detach(), *logits.new_tensor([batch.tokens, capacity])])
+    replica.extra += torch.stack([loss_sum.detach(), *loss_sum.new_tensor([batch.tokens, capacity])])
 
 
 def layout_of(batch: PackedBatch[Tensor], traffic: Traffic) -> Layout:
@@ -81,8 +80,8 @@ def _run_filler(model: nn.Module, batch: PackedBatch[Tensor], replica: Replica) 
     device = batch.input_ids.device
     layout = Layout(torch.tensor([0, 2], dtype=torch.int32, device=device), 2)
     tokens = torch.zeros(2, dtype=torch.int64, device=device)
-    logits = model(tokens, torch.arange(2, dtype=torch.int32, device=device), layout)
-    loss_sum, _ = cross_entropy_sum(logits, tokens + UNSUPERVISED)
+    positions = torch.arange(2, dtype=torch.int32, device=device)
+    loss_sum, _ = model(tokens, positions, layout, tokens + UNSUPERVISED)
     torch.autograd.backward(loss_sum)
 
 

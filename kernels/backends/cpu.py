@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from seqmesh.kernels.backends.base import Backend, Request, statistics_dtype
-from seqmesh.kernels.backends.cpu_blocks import Block, blocks, is_one_call, key_strips, query_strips
+from seqmesh.kernels.backends.cpu_blocks import Block, blocks, is_short, key_strips, query_strips
 from seqmesh.kernels.merge import merge
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -51,7 +51,7 @@ def forward(
     by_keys = _segments(cu_k, _native(k, dtype), _native(v, dtype))
     for (query, result, result_lse), (key, value) in zip(by_queries, by_keys, strict=True):
         rows, keys = query.shape[2], key.shape[2]
-        if is_one_call(rows, keys, causal=causal, window=window):
+        if is_short(rows, keys, causal=causal, window=window):
             part, part_lse = _flash_forward(query, key, value, 0.0, causal, scale=scale)
             result.copy_(part)
             result_lse.copy_(part_lse)
@@ -85,7 +85,7 @@ def backward(
     for (grad, query, output, sum_q, row_lse), (key, value, sum_k, sum_v) in zip(by_queries, by_keys, strict=True):
         rows, keys = query.shape[2], key.shape[2]
         inputs, sums = (grad, query, key, value, output, row_lse), (sum_q, sum_k, sum_v)
-        if is_one_call(rows, keys, causal=causal, window=window):
+        if is_short(rows, keys, causal=causal, window=window):
             for total, part in zip(sums, _flash_backward(*inputs, 0.0, causal, scale=scale), strict=True):
                 total.copy_(part)
             continue
@@ -98,7 +98,7 @@ def _segments(cu: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Views of the tensors [1, H, T, ...], segment by segment."""
     bounds: list[int] = cu.tolist()
     lengths = [stop - start for start, stop in pairwise(bounds)]
-    return zip(*(x.narrow(2, 0, bounds[-1]).split(lengths, dim=2) for x in tensors), strict=True)
+    return zip(*(torch.split(x.narrow(2, 0, bounds[-1]), lengths, dim=2) for x in tensors), strict=True)
 
 
 def _native(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,12 +1,13 @@
-"""How the CPU back end cuts a segment of Lq queries and Lk keys into blocks that torch's flash operators do well.
+"""How the CPU back end cuts a segment into blocks that torch's flash operators do well.
 
 Those operators know no window, have the causal diagonal start at the top left, and compute whole every tile of 512 keys
-that it crosses. So are cut
+that it crosses. A segment is at most two bands: all that a window binds; or else the keys that all queries see, and the
+causal square behind them. Bands are cut into strips:
 
-- a causal square of middle length, and whatever a window binds, into strips: forward 64 queries with the keys that they
-  see, backward 64 keys with the queries that see them. Forward no query is in two strips, so nothing has to be merged;
-  backward no key is, so that only the gradient of the queries is summed over strips, and causal squares need no mask;
-- a causal rectangle into the keys before the diagonal, which all queries see, and the square behind them.
+- forward, by queries, with the keys that they see. No query is in two strips of a band, so nothing has to be merged
+  but the two bands of a causal rectangle. Full bands and long squares are better whole;
+- backward, by keys, with the queries that see them. No key is in two strips, so that only the gradient of the queries
+  is summed over them, and squares need no mask: such a strip is causal from its top left.
 
 Pure geometry: it touches no tensor of the call.
 """
@@ -19,10 +20,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Queries or keys of a strip. A row meets half as many pairs for nothing; fewer make the products slow.
-STRIP = 64
-# Longer causal squares are not cut: few of their tiles touch the diagonal, and the operators take larger ones.
+# A row meets half a strip of pairs for nothing, so that is kept a sixteenth of what it sees; small ones make the
+# products slow, and the tiles of larger ones leave the cache.
+SMALLEST_STRIP, LARGEST_STRIP = 64, 384
+# Causal squares of more rows are not cut forward: few tiles touch the diagonal, and the operators take larger ones.
 LONGEST_CUT = 1024
+# Products over numbers of keys that divide by this are faster.
+ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,56 +43,53 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Band:
-    """A part of a segment: row r of its queries stands at key r + shift, and sees its keys from `behind` before to
-    `ahead` after that one. square: it is a plain causal square."""
+    """A part of a segment: row r of its queries stands at key r + shift, and sees its keys from `behind` before that
+    one to `ahead` after. masked: a window binds; causal: a square without one; neither: full."""
 
     queries: range
     keys: range
     shift: int
     behind: int
     ahead: int
-    square: bool
+    masked: bool = False
+    causal: bool = False
 
 
 Cut = Callable[[_Band, torch.dtype, bool], Iterator[Block]]
 
 
-def is_one_call(rows: int, keys: int, *, causal: bool, window: int | None) -> bool:
-    """Whether one call without a mask does the segment right, and well."""
-    if not rows or not keys or _binds(rows, keys, causal, window):
-        return False
-    return not causal or (rows == keys and not STRIP < rows <= LONGEST_CUT)
+def is_short(rows: int, keys: int, *, causal: bool, window: int | None) -> bool:
+    """Whether the segment is one native call as it stands: most documents of a pack are."""
+    square = rows == keys or not causal
+    return rows > 0 and 0 < keys <= SMALLEST_STRIP and square and not _binds(rows, keys, causal, window)
 
 
 def blocks(rows: int, keys: int, *, causal: bool, window: int | None, cut: Cut, dtype: torch.dtype) -> Iterator[Block]:
     """Blocks with every visible pair once, and no row that sees nothing. dtype: of masks."""
-    if not rows or not keys:
-        return
-    band = _band(rows, keys, causal, window if _binds(rows, keys, causal, window) else None)
-    early = band.keys.start
-    if early:
-        yield Block(queries=slice(0, rows), keys=slice(0, early))
-    if band.square and not STRIP < len(band.queries) <= LONGEST_CUT:
-        yield Block(queries=_slice(band.queries), keys=_slice(band.keys), causal=True, again=early > 0)
-    else:
-        yield from cut(band, dtype, early > 0)
+    for number, band in enumerate(_bands(rows, keys, causal, window) if rows and keys else ()):
+        yield from cut(band, dtype, number > 0)
 
 
 def query_strips(band: _Band, dtype: torch.dtype, again: bool) -> Iterator[Block]:
-    """Strips for the forward pass: no query is in two."""
-    mask = _template(band.behind, band.ahead, dtype)
-    for queries, keys, column in _strips(band.queries, band.keys, band.shift, band.behind, band.ahead):
-        columns = slice(column, column + keys.stop - keys.start)
-        yield Block(queries=queries, keys=keys, mask=mask[: queries.stop - queries.start, columns], again=again)
+    """Strips for the forward pass. again: the band's queries have been in another."""
+    if not (band.masked or (band.causal and SMALLEST_STRIP < len(band.queries) <= LONGEST_CUT)):
+        yield Block(queries=_slice(band.queries), keys=_slice(band.keys), causal=band.causal, again=again)
+        return
+    size, spare = _strip_size(band), -(band.behind + band.ahead) % ALIGNMENT
+    mask = _template(size, band.behind, band.ahead, spare, dtype)
+    for queries, keys, column in _strips(size, band.queries, band.keys, band.shift, band.behind + spare, band.ahead):
+        part = mask[: queries.stop - queries.start, column : column + keys.stop - keys.start]
+        yield Block(queries=queries, keys=keys, mask=part, again=again)
 
 
-def key_strips(band: _Band, dtype: torch.dtype, again: bool) -> Iterator[Block]:  # noqa: ARG001 -- gradients just add up
-    """Strips for the backward pass: no key is in two."""
-    # Seen from a key, a query as far behind as a query sees ahead. The operators want the mask's keys side by side.
-    mask = None if band.square else _template(band.ahead, band.behind, dtype).T.contiguous()
-    for keys, queries, row in _strips(band.keys, band.queries, -band.shift, band.ahead, band.behind):
+def key_strips(band: _Band, dtype: torch.dtype, again: bool) -> Iterator[Block]:  # noqa: ARG001 -- gradients add up
+    """Strips for the backward pass."""
+    size, mask = _strip_size(band), None
+    if band.masked:  # a key sees queries the other way round; the operators take its columns for contiguous
+        mask = _template(size, band.ahead, band.behind, 0, dtype).T.contiguous()
+    for keys, queries, row in _strips(size, band.keys, band.queries, -band.shift, band.ahead, band.behind):
         part = None if mask is None else mask[row : row + queries.stop - queries.start, : keys.stop - keys.start]
-        yield Block(queries=queries, keys=keys, causal=band.square, mask=part)
+        yield Block(queries=queries, keys=keys, causal=band.causal, mask=part)
 
 
 def _binds(rows: int, keys: int, causal: bool, window: int | None) -> bool:
@@ -96,35 +97,46 @@ def _binds(rows: int, keys: int, causal: bool, window: int | None) -> bool:
     return window is not None and window < (keys if causal else max(rows, keys))
 
 
-def _band(rows: int, keys: int, causal: bool, window: int | None) -> _Band:
-    """What is left to cut: all that a window binds, or else the causal square at the end of rows and keys."""
-    reach = (min(rows, keys) if window is None else window) - 1
-    ahead = 0 if causal else reach
-    return _Band(
-        queries=range(max(0, rows - keys - ahead), rows),  # the rows before see nothing
-        keys=range(max(0, keys - rows) if window is None else 0, keys),
-        shift=keys - rows,
-        behind=reach,
-        ahead=ahead,
-        square=window is None,
-    )
+def _bands(rows: int, keys: int, causal: bool, window: int | None) -> Iterator[_Band]:
+    """The bands of a segment that has rows and keys."""
+    shift, everything = keys - rows, rows + keys
+    if window is not None and _binds(rows, keys, causal, window):
+        behind, ahead = window - 1, 0 if causal else window - 1
+        queries = range(max(0, -shift - ahead), rows)  # those before see nothing
+        yield _Band(queries=queries, keys=range(keys), shift=shift, behind=behind, ahead=ahead, masked=True)
+        return
+    early = keys if not causal else max(0, shift)
+    if early:
+        yield _Band(queries=range(rows), keys=range(early), shift=shift, behind=everything, ahead=everything)
+    if causal:
+        queries, late = range(max(0, -shift), rows), range(early, keys)
+        yield _Band(queries=queries, keys=late, shift=shift, behind=len(late) - 1, ahead=0, causal=True)
 
 
-def _strips(own: range, other: range, shift: int, behind: int, ahead: int) -> Iterator[tuple[slice, slice, int]]:
+def _strip_size(band: _Band) -> int:
+    if not (band.masked or band.causal):
+        return LARGEST_STRIP
+    eighth = (band.behind + band.ahead + 1) // 8
+    return min(LARGEST_STRIP, max(SMALLEST_STRIP, eighth // SMALLEST_STRIP * SMALLEST_STRIP))
+
+
+def _strips(
+    size: int, own: range, other: range, shift: int, behind: int, ahead: int
+) -> Iterator[tuple[slice, slice, int]]:
     """Cut `own` into strips: (strip, what it reaches of `other`, the first column of its mask in the template)."""
-    for start in own[::STRIP]:
-        stop = min(start + STRIP, own.stop)
+    for start in own[::size]:
+        stop = min(start + size, own.stop)
         first = start + shift - behind
         low, high = max(other.start, first), min(other.stop, stop + shift + ahead)
         if low < high:
             yield slice(start, stop), slice(low, high), low - first
 
 
-def _template(behind: int, ahead: int, dtype: torch.dtype) -> Tensor:
-    """The mask of a strip with all that it reaches: [STRIP, behind + STRIP + ahead], row i sees columns i to i + behind
-    + ahead."""
-    columns = torch.arange(behind + STRIP + ahead)
-    distance = columns - torch.arange(STRIP).unsqueeze(1)
+def _template(size: int, behind: int, ahead: int, spare: int, dtype: torch.dtype) -> Tensor:
+    """The mask of a strip with all that it reaches: [size, spare + behind + size + ahead]. Row i sees behind + 1 +
+    ahead columns, from column spare + i on."""
+    columns = torch.arange(spare + behind + size + ahead)
+    distance = columns - spare - torch.arange(size).unsqueeze(1)
     seen = (distance >= 0) & (distance <= behind + ahead)
     return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
 

@@ -24,7 +24,7 @@ Unlimited = TypeVar("Unlimited", int, None)  # how a library is told that a side
 
 DTYPES = (torch.bfloat16, torch.float16)
 MOST_ELEMENTS = 1 << 31  # offsets inside a tensor are 32-bit integers in some kernels (flash-attention #767, #2611)
-MOST_SEGMENTS = (1 << 16) - 1  # the segment is the second coordinate of a CUDA grid
+MOST_SEGMENTS = (1 << 16) - 1  # the segment is the second or third coordinate of a CUDA grid
 
 
 # Reasons to refuse: each gives a sentence, or None. Chained with `or`, cheap ones first.
@@ -103,19 +103,24 @@ def window_sides(
     return left, 0 if causal else left
 
 
+def check_segments(library: str, cu_q: Tensor) -> None:
+    """Raises NotImplementedError for more segments than a library can launch."""
+    if len(cu_q) - 1 > MOST_SEGMENTS:
+        raise NotImplementedError(f"there are {len(cu_q) - 1} segments, and {library} takes {MOST_SEGMENTS} at most")
+
+
 def check_size(library: str, q: Tensor, k: Tensor, cu_q: Tensor) -> None:
-    """Raises NotImplementedError for what a library with 32-bit offsets would compute wrongly, without a word.
+    """`check_segments`, and the same error for what a library with 32-bit offsets would compute wrongly without a word.
 
     Gradients of keys are as large as if every query head had its own.
     """
+    check_segments(library, cu_q)
     elements = max(len(q), len(k)) * q.shape[1] * q.shape[2]
     if elements >= MOST_ELEMENTS:
         raise NotImplementedError(
             f"q is {list(q.shape)} and k {list(k.shape)}: rows · heads · head_dim is {elements}, and {library} "
             f"counts to {MOST_ELEMENTS - 1}; make micro-batches smaller"
         )
-    if len(cu_q) - 1 > MOST_SEGMENTS:
-        raise NotImplementedError(f"there are {len(cu_q) - 1} segments, and {library} takes {MOST_SEGMENTS} at most")
 
 
 def is_empty(q: Tensor, k: Tensor, cu_q: Tensor, max_q: int, max_k: int) -> bool:

@@ -1,8 +1,9 @@
 """Attention by flash-attn 2 (the package `flash-attn`, 2.7 or later), on GPUs from Ampere on.
 
 bfloat16 and float16, head widths in multiples of 8 up to 256, fewer key heads, windows, rings. Causal or not, and with
-segments of any lengths, also 0 (#1537: a longest segment of one query row makes it read q as [N, Hq, D], so it is told
-of two). Not yet run on a GPU: written from the package's source, tested over stand-ins for it.
+segments of any lengths, also 0 (flash-attention #1537: where the longest segment has one query row it reads q as
+[N, Hq, D], so it is told of two). Not yet run on a GPU: written from the package's source, tested over stand-ins for
+it.
 """
 
 from __future__ import annotations

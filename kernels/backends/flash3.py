@@ -1,4 +1,4 @@
-"""Attention by flash-attn 3 (the package `flash_attn_3`, module `flash_attn_interface`), on Hopper only.
+"""Attention by flash-attn 3 (the package `flash_attn_3`, built from sources of July 2025 or later), on Hopper only.
 
 bfloat16 and float16, head widths in multiples of 8 up to 256, fewer key heads, windows, rings, causal or not. It loads
 keys and values in tiles that reach past a segment's end, so rows after the last segment are made 0 in copies first,
@@ -35,6 +35,7 @@ def forward(
     """See `base.BlockForward`."""
     if flash.is_empty(q, k, cu_q, max_q, max_k):
         return flash.empty_forward(q)
+    flash.check_segments(NAME, cu_q)
     k, v = (flash.without_tail(x, cu_k) for x in (k, v))
     out, lse, *_ = _library()._flash_attn_forward(
         *map(flash.loadable, (q, k, v)),
@@ -68,6 +69,7 @@ def backward(
     """See `base.BlockBackward`."""
     if flash.is_empty(q, k, cu_q, max_q, max_k):
         return flash.empty_backward(q, k, v)
+    flash.check_segments(NAME, cu_q)
     dout, q = (flash.without_tail(x, cu_q) for x in (dout, q))
     k, v = (flash.without_tail(x, cu_k) for x in (k, v))
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))

@@ -2,8 +2,9 @@
 
 bfloat16 and float16, fewer key heads, windows, rings, causal or not. Head widths in multiples of 8: up to 256 on
 Hopper, up to 128 and 256 (without a window) on Blackwell. As in flash-attn 3, tiles reach past a segment's end, so rows
-after the last segment are made 0 in copies first. Releases before 4.0.0b14 fail on segments without queries (#2562).
-Not yet run on a GPU: written from the package's source, tested over stand-ins for it.
+after the last segment are made 0 in copies first. Releases before 4.0.0b14 are refused: at a width of 256 they fail on
+segments without queries (flash-attention #2562). Not yet run on a GPU: written from the package's source, tested over
+stand-ins for it.
 """
 
 from __future__ import annotations

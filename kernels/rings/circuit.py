@@ -28,7 +28,7 @@ from torch import Tensor
 
 from seqmesh.kernels.backends.base import BlockBackward, BlockForward, statistics_dtype
 from seqmesh.kernels.layout import Ring, Traffic
-from seqmesh.kernels.merge import merge
+from seqmesh.kernels.merge import merge_
 from seqmesh.kernels.rings.messages import Messages, exchange
 from seqmesh.kernels.rings.segment import Rule, attend, attend_backward
 
@@ -61,8 +61,7 @@ class Circuit:
         total = first.to(lse.dtype)
         for rows, _, keys in self:
             k, v = keys.unbind(dim=1)
-            part = attend(block, q[rows], k, v, self._full)
-            total[rows], lse[:, rows] = merge(total[rows], lse[:, rows], *part)
+            merge_(total[rows], lse[:, rows], *attend(block, q[rows], k, v, self._full))
         out[:] = total
 
     def backward(

@@ -18,7 +18,7 @@ Rows = tuple[Tensor, int]  # a contiguous tensor and the rank that sends or rece
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Messages under way. Buffers must live, and those to send keep their values, until `wait` returns."""
+    """Messages under way. Buffers live, and those to send must keep their values, until `wait` lets go of them."""
 
     works: list[dist.Work]
     sent: list[Rows]
@@ -29,10 +29,13 @@ class Messages:
         return sum(rows.numel() * rows.element_size() for rows, _ in self.sent)
 
     def wait(self) -> list[Tensor]:
-        """The received buffers, in the order given."""
+        """The received buffers, in the order given. Once only."""
         for work in self.works:
             work.wait()
-        return [rows for rows, _ in self.received]
+        received = [rows for rows, _ in self.received]
+        for held in (self.works, self.sent, self.received):
+            held.clear()
+        return received
 
 
 def exchange(send: list[Rows], receive: list[Rows]) -> Messages:

@@ -32,14 +32,11 @@ from torch import Tensor
 
 from seqmesh.kernels.backends.base import BlockBackward, BlockForward, statistics_dtype
 from seqmesh.kernels.layout import Layout, Ring
-from seqmesh.kernels.rings.checks import check_exchange, check_rings
 from seqmesh.kernels.rings.choose import choose
 from seqmesh.kernels.rings.circuit import Circuit
 from seqmesh.kernels.rings.gather import Gather
 from seqmesh.kernels.rings.local import local_runs
 from seqmesh.kernels.rings.segment import Rule
-
-__all__ = ["check_rings", "spread_backward", "spread_forward"]
 
 
 def spread_forward(
@@ -58,12 +55,8 @@ def spread_forward(
 
     q [T, Hq, D], k and v [T, Hk, D]; lse and window as in `base.BlockForward`. Rows past the last segment have out 0
     and lse −inf, whatever they hold. exchange: "ring", "gather", or "auto" to choose for each ring. Bytes sent are
-    added to layout.traffic. The layout has passed `check_rings`.
-
-    Raises ValueError for an exchange that is unknown or cannot do the window, NotImplementedError for a window without
-    causal where the layout has rings: before any message, and alike on all members.
+    added to layout.traffic. The arguments have passed `rings.checks`.
     """
-    check_exchange(layout, exchange, causal=causal, window=window)
     rule = Rule(causal=causal, window=window, scale=scale)
     rings = [ring for ring in layout.rings if ring.size > 1]
     if not rings:

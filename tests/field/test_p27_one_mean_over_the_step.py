@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from seqmesh.kernels.layout import Layout
+from seqmesh.kernels.loss import cross_entropy_sum
 from seqmesh.loader.batch import PackedBatch
 from seqmesh.trainer.optim import OptimConfig, make_optimizer
 from seqmesh.trainer.parallel import Ranks
@@ -29,8 +30,10 @@ class FixedLosses(nn.Module):
         rows = [[0.0, math.log(math.expm1(loss))] for loss in LOSSES]
         self.table = nn.Parameter(torch.tensor(rows, dtype=torch.float64))
 
-    def forward(self, input_ids: Tensor, _position_ids: Tensor, _layout: Layout) -> Tensor:
-        return self.table[input_ids]
+    def forward(
+        self, input_ids: Tensor, _position_ids: Tensor, _layout: Layout, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return cross_entropy_sum(self.table[input_ids], labels)
 
 
 def batch_of(content: MicroBatch, *, wave: int, waves: int, supervised: int) -> PackedBatch[Tensor]:

@@ -23,33 +23,67 @@ def positions_of(lengths: Sequence[int], padding: int = 0) -> Tensor:
     return torch.tensor(positions, dtype=torch.int32)
 
 
-def allowed_pairs(lengths: Sequence[int], causal: bool) -> Tensor:
-    """[R, R] bool, R the sum of the lengths: may row i see row j?"""
-    rows = sum(lengths)
-    allowed = torch.zeros(rows, rows, dtype=torch.bool)
-    start = 0
-    for length in lengths:
-        for i in range(length):
-            seen = i + 1 if causal else length
-            allowed[start + i, start : start + seen] = True
-        start += length
+def allowed_pairs(
+    lengths: Sequence[int], causal: bool, window: int | None = None, key_lengths: Sequence[int] | None = None
+) -> Tensor:
+    """[rows, keys] bool, the sums of the lengths: may row i see key j? key_lengths: as many as rows unless given, the
+    last key beside the last row. window: how many keys a row sees, itself included, and as many ahead if not causal."""
+    key_lengths = lengths if key_lengths is None else key_lengths
+    allowed = torch.zeros(sum(lengths), sum(key_lengths), dtype=torch.bool)
+    first_row = first_key = 0
+    for rows, keys in zip(lengths, key_lengths, strict=True):
+        for row in range(rows):
+            beside = row + keys - rows
+            low = 0 if window is None else max(0, beside - window + 1)
+            high = beside + 1 if causal else keys if window is None else beside + window
+            if low < min(high, keys):
+                allowed[first_row + row, first_key + low : first_key + min(high, keys)] = True
+        first_row, first_key = first_row + rows, first_key + keys
     return allowed
 
 
-def reference_attention(qkv: Sequence[Tensor], lengths: Sequence[int], *, causal: bool, scale: float) -> Tensor:
-    """q [T, Hq, D], k and v [T, Hk, D] -> [T, Hq, D] in float64, rows after the documents 0."""
+def reference_attention(
+    qkv: Sequence[Tensor],
+    lengths: Sequence[int],
+    *,
+    causal: bool,
+    scale: float,
+    window: int | None = None,
+    key_lengths: Sequence[int] | None = None,
+) -> Tensor:
+    """q [Tq, Hq, D], k and v [Tk, Hk, D] -> [Tq, Hq, D] in float64, 0 for rows after the documents or without keys."""
+    return reference_block(
+        qkv, lengths, lengths if key_lengths is None else key_lengths, causal=causal, window=window, scale=scale
+    )[0]
+
+
+def reference_block(
+    qkv: Sequence[Tensor],
+    lengths: Sequence[int],
+    key_lengths: Sequence[int],
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """The same with the log-sum-exp [Hq, Tq] beside it, −inf where the output is 0 for want of keys."""
     q, k, v = qkv
-    rows, padding = sum(lengths), len(q) - sum(lengths)
-    allowed = allowed_pairs(lengths, causal)
-    heads = []
+    rows, keys, padding = sum(lengths), sum(key_lengths), len(q) - sum(lengths)
+    allowed = allowed_pairs(lengths, causal, window, key_lengths)
+    heads, sums = [], []
     for head in range(q.shape[1]):
         key_head = head // (q.shape[1] // k.shape[1])
-        query, key, value = (x[:rows, h].double() for x, h in ((q, head), (k, key_head), (v, key_head)))
+        query, key, value = q[:rows, head].double(), k[:keys, key_head].double(), v[:keys, key_head].double()
         scores = (query @ key.T * scale).masked_fill(~allowed, -torch.inf)
-        weights = (scores - scores.amax(dim=1, keepdim=True)).exp() if rows else scores
-        heads.append(weights / weights.sum(dim=1, keepdim=True) @ value)
-    out = torch.stack(heads, dim=1)
-    return torch.cat((out, out.new_zeros(padding, *out.shape[1:])))
+        largest = torch.cat((scores.detach(), scores.new_full((rows, 1), -torch.inf)), dim=1).amax(dim=1, keepdim=True)
+        largest = largest.masked_fill(largest == -torch.inf, 0.0)
+        weights = (scores - largest).exp()
+        total = weights.sum(dim=1, keepdim=True)
+        heads.append(weights / total.masked_fill(total == 0, 1.0) @ value)
+        sums.append((largest + total.detach().log()).squeeze(1))
+    out, lse = torch.stack(heads, dim=1), torch.stack(sums)
+    out = torch.cat((out, out.new_zeros(padding, *out.shape[1:])))
+    return out, torch.cat((lse, lse.new_full((lse.shape[0], padding), -torch.inf)), dim=1)
 
 
 def leaves(*tensors: Tensor) -> list[Tensor]:

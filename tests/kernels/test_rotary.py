@@ -37,6 +37,28 @@ def test_rows_turn_as_complex_numbers() -> None:
     torch.testing.assert_close(apply_rotary(x, cos, sin), expected, rtol=0, atol=1e-14)
 
 
+def test_a_million_positions_turn_as_complex_numbers() -> None:
+    """float32 rows and tables up to position 2²⁰, against float64 numbers to the power of the position. Tables in
+    float32 arithmetic would be off by 0.04 there."""
+    generator = torch.Generator().manual_seed(4)
+    positions = torch.cat((torch.arange(0, 1 << 20, 4_999), torch.tensor([(1 << 20) - 1])))
+    x = torch.randn(len(positions), 2, 64, generator=generator)
+    turned = apply_rotary(x, *rotary_tables(positions.int(), 64, 10_000.0, torch.float32))
+    frequencies = 10_000.0 ** -(torch.arange(0, 64, 2, dtype=torch.float64) / 64)
+    spins = torch.polar(
+        torch.ones(len(positions), 32, dtype=torch.float64), torch.outer(positions.double(), frequencies)
+    )
+    exact = torch.complex(x[..., :32].double(), x[..., 32:].double()) * spins.unsqueeze(1)
+    torch.testing.assert_close(turned.double(), torch.cat((exact.real, exact.imag), dim=-1), rtol=0, atol=1e-6)
+
+
+def test_rows_that_are_given_stay_as_they_are() -> None:
+    x = torch.randn(3, 2, 8, generator=torch.Generator().manual_seed(5))
+    before = x.clone()
+    assert apply_rotary(x, *rotary_tables(torch.arange(3), 8, 100.0, torch.float32)).data_ptr() != x.data_ptr()
+    assert torch.equal(x, before)
+
+
 def test_scores_depend_on_the_distance_only() -> None:
     generator = torch.Generator().manual_seed(1)
     q, k = torch.randn(2, 1, 1, 16, generator=generator, dtype=torch.float64)

@@ -108,6 +108,22 @@ def installed_signature(entry: Recorded) -> inspect.Signature:
     return inspect.signature(getattr(function, "_init_fn", function))
 
 
+def test_torch_s_operators_take_the_calls() -> None:
+    """The operators themselves, on tensors that there are only on paper."""
+    q, k, cu = (
+        rows(128, 32, 1, shape=(50, 4, 32)),
+        rows(64, 32, 1, shape=(40, 2, 32)),
+        torch.zeros(4, dtype=torch.int32),
+    )
+    bounds = (cu.to("meta"), cu.to("meta"), 20, 20)
+    for causal, window in ((True, None), (False, 3)):
+        mask: dict[str, Any] = {"causal": causal, "window": window, "scale": 0.1}
+        out, lse = torch_varlen.forward(q, k, k, *bounds, **mask)
+        assert (out.shape, out.dtype, lse.shape, lse.dtype) == (q.shape, q.dtype, (4, 50), torch.float32)
+        gradients = torch_varlen.backward(out, q, k, k, out, lse, *bounds, **mask)
+        assert [gradient.shape for gradient in gradients] == [q.shape, k.shape, k.shape]
+
+
 @pytest.fixture
 def flash_attn(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """flash-attn 2's Python layer over a stand-in for its compiled module, called as on CUDA."""
@@ -163,6 +179,8 @@ def test_what_overflows_inside_a_library_is_refused() -> None:
     with pytest.raises(NotImplementedError, match=r"there are 65536 segments, and it takes 65535 at most"):
         flash.check_size("it", q[:5], q[:5], torch.zeros(65537, dtype=torch.int32))
     flash.check_size("it", q[:-1], q[:-1], cu)
+    with pytest.raises(NotImplementedError, match="segments"):
+        flash3.forward(q[:5], q[:5], q[:5], torch.zeros(65537), cu, 1, 1, causal=True, window=None, scale=1.0)
 
 
 def test_inputs_are_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqmesh.kernels.backends import reference
+from seqmesh.kernels.attention import varlen_attention
 from seqmesh.kernels.layout import Layout, Ring
 from seqmesh.kernels.rings import circuit, gather
+from seqmesh.kernels.rings.checks import check_rings
 from seqmesh.kernels.rings.messages import Messages, Rows
-from seqmesh.kernels.rings.spread import check_rings, spread_backward, spread_forward
+from seqmesh.kernels.rings.spread import spread_backward, spread_forward
 from seqmesh.trainer.parallel import Ranks
 from tests.kernels.reference import layout_of
 from tests.kernels.spread import Terms
@@ -71,18 +72,7 @@ def test_rings_need_a_process_group_unless_they_have_one_rank() -> None:
 
 def attend(layout: Layout, *, exchange: str = "auto", causal: bool = True, window: int | None = None) -> Tensor:
     rows = torch.ones(5, 2, 4)
-    out, _ = spread_forward(
-        rows,
-        rows,
-        rows,
-        layout,
-        reference.forward,
-        causal=causal,
-        window=window,
-        scale=0.5,
-        exchange=exchange,
-    )
-    return out
+    return varlen_attention(rows, rows, rows, layout, causal=causal, window=window, scale=0.5, exchange=exchange)
 
 
 def test_a_ring_of_one_rank_is_a_whole_document() -> None:

@@ -88,3 +88,10 @@ def test_rows_received_are_those_that_the_packer_counts(length: int, size: int, 
         received += rows
     if window is None and length >= 2 * size:
         assert received == rows_sent(length, size)
+
+
+def test_a_window_moves_hardly_any_keys() -> None:
+    """Halos: 63 keys before each of a member's two chunks, where without a window all before them are moved."""
+    pieces = [int(piece_rows(4096, 8, index, 64)) for index in range(8)]
+    assert max(pieces) == 126
+    assert sum(pieces) <= 0.05 * rows_sent(4096, 8)

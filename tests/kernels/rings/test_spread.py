@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqmesh.kernels.backends import reference
+from seqmesh.kernels.backends import cpu, reference
 from seqmesh.kernels.backends.base import Backend
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.rings import spread
@@ -29,7 +29,7 @@ from tests.kernels.spread import Terms, Wave, attend, random_rows, run, with_nan
 from tests.ranks import run_ranks
 
 COUNT = 6
-BACKEND = reference.BACKEND
+BACKEND = cpu.BACKEND
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +125,14 @@ def exact_cases() -> list[Case]:
     return cases
 
 
+ROUNDED = [("ring", None), ("gather", None), ("auto", 9)]
+
+
 def rounded_cases() -> list[Case]:
     # The last has messages beyond what a socket buffers.
     long = Wave(rings=[(1500, (0, 1, 2, 3)), (300, (3, 1))], whole={0: [100, 5]}, padding=1)
     cases = [(wave, (8, 2), 4) for wave in (*WAVES.values(), *random_waves(4))] + [(long, (2, 2), 64)]
-    kinds = Terms(exchange="ring"), Terms(exchange="gather"), Terms(window=9)
+    kinds = [Terms(exchange=exchange, window=window, scale=0.125) for exchange, window in ROUNDED]
     return [
         Case(wave=wave, layers=(terms,), dtype=torch.float32, heads=heads, width=width, repeat=True)
         for wave, heads, width in cases
@@ -205,7 +208,7 @@ CASES = {
 def found() -> dict[str, list[tuple[Case, list[tuple[Tensor, Report]]]]]:
     """Of each case the reports of the ranks that have one, with the rows of the whole that they hold."""
     cases = [case for group in CASES.values() for case in group]
-    reports = iter(zip(*run_ranks(reports_on_rank, COUNT, cases), strict=True))
+    reports = iter(zip(*run_ranks(reports_on_rank, COUNT, cases, seconds=150), strict=True))
     return {name: [(case, with_rows(case.wave, next(reports))) for case in group] for name, group in CASES.items()}
 
 
@@ -218,14 +221,14 @@ def with_rows(wave: Wave, reports: tuple[Report | None, ...]) -> list[tuple[Tens
     return [(held, report) for held, report in zip(rows, reports, strict=True) if report is not None]
 
 
-def undivided(case: Case, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def undivided(case: Case, backend: Backend, dtype: torch.dtype) -> list[Tensor]:
     """Output, dq, dk and dv of all documents in one process."""
     *qkv, dout = case.inputs(dtype)
-    return run(partial(case.attend, BACKEND), qkv, dout, layout_of(case.wave.lengths))
+    return run(partial(case.attend, backend), qkv, dout, layout_of(case.wave.lengths))
 
 
 def worst_error(case: Case, held: list[tuple[Tensor, Report]]) -> float:
-    expected = undivided(case)
+    expected = undivided(case, reference.BACKEND, torch.float64)
     return max(
         relative_error(torch.from_numpy(got), want[rows])
         for rows, report in held
@@ -247,9 +250,9 @@ def test_float32_rounds_as_one_process_does(found: Found) -> None:
 
 
 def test_scores_of_ten_thousand_do_not_overflow(found: Found) -> None:
-    """EasyContext #14: the log-sum-exp overflowed."""
+    """EasyContext #14: the log-sum-exp overflowed. Scores so large are themselves only exact to 1e-11."""
     for case, held in found["huge"]:
-        assert worst_error(case, held) <= 1e-10, case
+        assert worst_error(case, held) <= 1e-8, case
 
 
 def test_the_error_does_not_grow_with_the_ring(found: Found) -> None:
@@ -257,14 +260,15 @@ def test_the_error_does_not_grow_with_the_ring(found: Found) -> None:
     are rounded one by one, where it is made up of parts: keys' gradients always, outputs and dq where blocks go round.
     """
     for case, held in found["halves"]:
-        exact, one = undivided(case), undivided(case, case.dtype)
+        exact = undivided(case, reference.BACKEND, torch.float64)
+        one = undivided(case, BACKEND, case.dtype)
         for want, other, number in zip(exact, one, range(4), strict=True):
             got = torch.empty_like(want)
             for rows, report in held:
                 got[rows] = torch.from_numpy(report.values[number])
             ratio = float((got - want).abs().mean() / (other - want).abs().mean())
             undisturbed = case.layers[0].exchange == "gather" and number < 2
-            assert ratio <= (1.0 if undisturbed else 1.7), (case, number)
+            assert ratio <= (1.05 if undisturbed else 1.7), (case, number)
 
 
 def test_a_window_is_as_many_keys_as_it_says(found: Found) -> None:
@@ -292,7 +296,7 @@ def test_results_have_the_same_bits_in_every_run(found: Found) -> None:
 
 
 def test_bytes_sent_are_those_that_the_packer_counts(found: Found) -> None:
-    for case, held in [*found["exact"], *found["rounded"]]:
+    for case, held in [*found["exact"], *found["rounded"], *found["halves"]]:
         if len(case.layers) > 1:
             continue
         row = 2 * case.heads[1] * case.width
