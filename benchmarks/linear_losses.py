@@ -34,7 +34,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"linear + loss, {self.rows:,} rows, width {self.width:,}, {self.vocabulary:,} words, {self.dtype}"
+        return f"loss, {self.rows:,} rows, width {self.width:,}, {self.vocabulary:,} words, {self.dtype}"
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """hidden, weight, labels: logits have a standard deviation of 1."""

@@ -28,6 +28,7 @@ from seqmesh.benchmarks.packer_memory import extra_bytes
 from seqmesh.benchmarks.packing import CSR, SEQMESH, SPEED, calling, packing
 from seqmesh.benchmarks.partitioning import balancing, equal_parts
 from seqmesh.benchmarks.peers_packing import ADAPTERS, FAST
+from seqmesh.benchmarks.processes import measurable
 from seqmesh.packer.bins import METHODS, pack
 from seqmesh.packer.cost import MODEL_8B
 from seqmesh.packer.lengths import Int64Array

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqmesh.benchmarks import packer, packer_memory
+from seqmesh.benchmarks import packer, packer_memory, processes
 from seqmesh.benchmarks.harness import Results, Spread, absent, installed_version, row
 from seqmesh.benchmarks.lengths import SETS, python_documents, python_lengths, web_lengths
 from seqmesh.benchmarks.packing import CSR, FLOOR, OURS, ROOF, SEQMESH, best_peer, packing, packing_ratios
@@ -155,7 +155,7 @@ def test_the_baseline_on_cases_that_can_be_followed() -> None:
         karmarkar_karp_equal([1] * 5, 2)
 
 
-@pytest.mark.skipif(not packer_memory.measurable(), reason="needs Linux's account of a process's memory")
+@pytest.mark.skipif(not processes.measurable(), reason="needs Linux's account of a process's memory")
 def test_a_child_measures_memory(tmp_path: Path) -> None:
     lengths = web_lengths(200_000, 32_768)
     extra, bins = packer_memory.extra_bytes(CSR, lengths, 32_768)
