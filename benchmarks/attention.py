@@ -9,8 +9,7 @@ exchange, in time and in bytes (`attention_ranks`); and what plans of real docum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,6 +28,7 @@ from seqmesh.benchmarks.attention_errors import errors, relative_error
 from seqmesh.benchmarks.attention_ranks import exchanges
 from seqmesh.benchmarks.baselines import attention as baselines
 from seqmesh.benchmarks.harness import Results, Row, Spread, absent, chosen_peers, measure, ratio, row
+from seqmesh.benchmarks.loss import compiler_scratch, one_thread
 from seqmesh.benchmarks.rings import real_lists
 
 PEERS: tuple[str, ...] = ()
@@ -66,23 +66,12 @@ def run(*, quick: bool, against: tuple[str, ...] = ()) -> Results:
     chosen_peers(PEERS, against)
     size = QUICK if quick else WHOLE
     results = Results()
-    with one_thread():
+    with one_thread(), compiler_scratch():
         for number, pack in enumerate(packs(quick=quick)):
             results += measure_pack(pack, size, flex=number < size.flex)
         results += measure_window(size)
         results += errors(size.compared)
     return results + exchanges(quick=quick) + real_lists(PLANNED_RANKS, size.steps)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch computes on one thread meanwhile."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def measure_pack(pack: Pack, size: Size, *, flex: bool) -> Results:
