@@ -46,19 +46,22 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """See `base.BlockForward`."""
     dtype = statistics_dtype(q.dtype)
-    out, lse = q.new_zeros(q.shape, dtype=dtype), q.new_full((q.shape[1], len(q)), -torch.inf, dtype=dtype)
-    by_queries = _segments(cu_q, _native(q, dtype), _native(out, dtype), lse.unsqueeze(0))
-    by_keys = _segments(cu_k, _native(k, dtype), _native(v, dtype))
+    out, lse = q.new_zeros(q.shape), q.new_full((q.shape[1], len(q)), -torch.inf, dtype=dtype)
+    by_queries = _segments(cu_q, _native(q), _native(out), lse.unsqueeze(0))
+    by_keys = _segments(cu_k, _native(k), _native(v))
     for (query, result, result_lse), (key, value) in zip(by_queries, by_keys, strict=True):
         rows, keys = query.shape[2], key.shape[2]
+        inputs = (query.to(dtype), key.to(dtype), value.to(dtype))
         if is_short(rows, keys, causal=causal, window=window):
-            part, part_lse = _flash_forward(query, key, value, 0.0, causal, scale=scale)
+            part, part_lse = _flash_forward(*inputs, 0.0, causal, scale=scale)
             result.copy_(part)
             result_lse.copy_(part_lse)
             continue
+        wide = _zeros(result, dtype)
         for block in blocks(rows, keys, causal=causal, window=window, cut=query_strips, dtype=dtype):
-            _attend(block, query, key, value, result, result_lse, scale)
-    return out.to(q.dtype), lse
+            _attend(block, inputs, wide, result_lse, scale)
+        result.copy_(wide)
+    return out, lse
 
 
 def backward(
@@ -79,19 +82,21 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `base.BlockBackward`."""
     dtype = statistics_dtype(q.dtype)
-    dq, dk, dv = (x.new_zeros(x.shape, dtype=dtype) for x in (q, k, v))
-    by_queries = _segments(cu_q, *(_native(x, dtype) for x in (dout, q, out, dq)), lse.unsqueeze(0))
-    by_keys = _segments(cu_k, *(_native(x, dtype) for x in (k, v, dk, dv)))
+    dq, dk, dv = (x.new_zeros(x.shape) for x in (q, k, v))
+    by_queries = _segments(cu_q, *(_native(x) for x in (dout, q, out, dq)), lse.unsqueeze(0))
+    by_keys = _segments(cu_k, *(_native(x) for x in (k, v, dk, dv)))
     for (grad, query, output, sum_q, row_lse), (key, value, sum_k, sum_v) in zip(by_queries, by_keys, strict=True):
         rows, keys = query.shape[2], key.shape[2]
-        inputs, sums = (grad, query, key, value, output, row_lse), (sum_q, sum_k, sum_v)
+        inputs = (*(x.to(dtype) for x in (grad, query, key, value, output)), row_lse)
         if is_short(rows, keys, causal=causal, window=window):
-            for total, part in zip(sums, _flash_backward(*inputs, 0.0, causal, scale=scale), strict=True):
-                total.copy_(part)
-            continue
-        for block in blocks(rows, keys, causal=causal, window=window, cut=key_strips, dtype=dtype):
-            _differentiate(block, inputs, sums, scale)
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+            gradients = _flash_backward(*inputs, 0.0, causal, scale=scale)
+        else:
+            gradients = tuple(_zeros(x, dtype) for x in (sum_q, sum_k, sum_v))
+            for block in blocks(rows, keys, causal=causal, window=window, cut=key_strips, dtype=dtype):
+                _differentiate(block, inputs, gradients, scale)
+        for total, gradient in zip((sum_q, sum_k, sum_v), gradients, strict=True):
+            total.copy_(gradient)
+    return dq, dk, dv
 
 
 def _segments(cu: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -101,23 +106,26 @@ def _segments(cu: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(torch.split(x.narrow(2, 0, bounds[-1]), lengths, dim=2) for x in tensors), strict=True)
 
 
-def _native(x: Tensor, dtype: torch.dtype) -> Tensor:
+def _native(x: Tensor) -> Tensor:
     """[T, H, D] -> [1, H, T, D], without a copy where possible.
 
     The operators take a last dimension's stride for 1, whatever it is, and cannot read rows that overlap.
     """
-    x = x.to(dtype)
     x = x if x.stride(2) == 1 and x.stride(0) >= x.shape[2] else x.contiguous()
     return x.transpose(0, 1).unsqueeze(0)
 
 
-def _attend(
-    block: Block, query: Tensor, key: Tensor, value: Tensor, result: Tensor, result_lse: Tensor, scale: float
-) -> None:
+def _zeros(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros like x, which is zero, to add up in: itself if it is of that dtype."""
+    return x if x.dtype == dtype else torch.zeros_like(x, dtype=dtype)
+
+
+def _attend(block: Block, inputs: tuple[Tensor, ...], result: Tensor, result_lse: Tensor, scale: float) -> None:
     """Write a block's attention to its rows of the results, or merge it with what they hold."""
-    key, value = key[:, :, block.keys], value[:, :, block.keys]
-    query, result, result_lse = (x[:, :, block.queries] for x in (query, result, result_lse))
-    part, part_lse = _flash_forward(query, key, value, 0.0, block.causal, attn_mask=block.mask, scale=scale)
+    sides = (block.queries, block.keys, block.keys)
+    views = (x[:, :, side] for x, side in zip(inputs, sides, strict=True))
+    part, part_lse = _flash_forward(*views, 0.0, block.causal, attn_mask=block.mask, scale=scale)
+    result, result_lse = result[:, :, block.queries], result_lse[:, :, block.queries]
     if block.again:
         merged, part_lse = merge(_by_row(result), result_lse[0], _by_row(part), part_lse[0])
         part = merged.transpose(0, 1)
