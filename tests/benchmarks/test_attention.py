@@ -89,7 +89,7 @@ def test_masks_of_large_packs_are_left_out() -> None:
 
 def test_a_window_is_measured_beside_full_attention() -> None:
     results = measure_window(SMALL)
-    assert {row.candidate for row in results.rows} == {SEQMESH, FULL, DENSE}
+    assert {row.candidate for row in results.rows} == {SEQMESH, FULL, LOOP, DENSE}
     assert len(figures(results)["window_vs_full"]) == 2
 
 
