@@ -71,7 +71,7 @@ class _SliceSum(torch.autograd.Function):
     def backward(ctx: Any, dtotal: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.nothing:  # 0 also where the caller divided by a count of 0
             dtotal = torch.zeros_like(dtotal)
-        drows, dweight = (None if x is None else _scaled(x, dtotal, ctx.dtype) for x in ctx.saved_tensors)
+        drows, dweight = (x if x is None else _scaled(x, dtotal, ctx.dtype) for x in ctx.saved_tensors)
         return drows, dweight, None, None, None
 
 
@@ -125,12 +125,13 @@ def _alone(statistics: Tensor) -> Tensor:
 
 
 def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """gradient · factor, rounded once, with no second wide copy of a large gradient."""
-    if gradient.dtype == dtype:
+    """gradient · factor in dtype. factor is wide, and so is the product until it is stored: rounded to dtype first, it
+    would put all of the gradient out of scale. No wide copy is made of all of it."""
+    if factor.dtype == dtype:
         return gradient * factor
     scaled = torch.empty_like(gradient, dtype=dtype)
     for rows in _parts(*_cached(gradient)):
-        torch.mul(gradient[rows], factor, out=scaled[rows])
+        scaled[rows] = gradient[rows].to(factor.dtype) * factor
     return scaled
 
 

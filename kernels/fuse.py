@@ -1,4 +1,4 @@
-"""Plain functions of tensors compiled into fused loops: norms, activations, rotary embedding, losses on logits.
+"""Plain functions of tensors compiled into fused loops: norms, activations, rotary embedding.
 
 Each of them is a chain of passes over memory in eager torch; compiled it is one pass forward and one backward. On a CPU
 that needs a C++ compiler, and some seconds for each function when it is first called.

@@ -195,6 +195,24 @@ def test_a_step_in_parts_is_the_step() -> None:
         assert relative_error(got, expected) <= 1e-12
 
 
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_one_supervised_token_counts_in_full_however_its_document_is_split(parts: int) -> None:
+    """Divided by each part's own count and averaged over parts, its gradient would be a half or a quarter."""
+    hidden, weight = inputs(8, torch.float64)
+    labels = torch.full((8,), UNSUPERVISED)
+    labels[5] = 3
+
+    def split(hidden: Tensor, weight: Tensor) -> Tensor:
+        pieces = zip(hidden.chunk(parts), labels.chunk(parts), strict=True)
+        pairs = [linear_cross_entropy_sum(piece, weight, ids) for piece, ids in pieces]
+        total, count = (torch.stack(pair).sum() for pair in zip(*pairs, strict=True))
+        return total / count
+
+    whole = gradients(lambda h, w: functional.cross_entropy(h @ w.T, labels), hidden, weight)
+    for got, expected in zip(gradients(split, hidden, weight), whole, strict=True):
+        assert relative_error(got, expected) <= 1e-13
+
+
 @pytest.mark.parametrize("bad", [VOCABULARY, -1, -101, 2**31 - 1])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_labels_out_of_range_are_refused_with_their_row(bad: int, dtype: torch.dtype) -> None:
