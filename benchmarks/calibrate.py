@@ -12,10 +12,7 @@ are those of its own shape, which the file names.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,7 +23,7 @@ from pydantic import TypeAdapter
 
 from seqmesh.benchmarks.harness import Results, Row, Spread, chosen_peers, count_ratio, environment, ratio, row
 from seqmesh.benchmarks.lengths import python_documents
-from seqmesh.benchmarks.shards import scratch_folder
+from seqmesh.benchmarks.ranks import ask_ranks
 from seqmesh.loader.cost_file import write_cost
 from seqmesh.packer.cost import ModelShape, attended_pairs
 from seqmesh.packer.fit import Fit, Sample, fit_cost, make_fit, non_negative, predict
@@ -35,8 +32,6 @@ from seqmesh.packer.pieces import piece_pairs, piece_rows, piece_tokens
 PEERS: tuple[str, ...] = ()
 RANKS = 2
 VOCABULARY = 512
-TIMEOUT = 600.0  # seconds for all measurements
-LAST_WORDS = 2_000  # characters of a failed job's output to repeat
 MESSAGES = (1 << 16, 1 << 20, 1 << 22)  # bytes
 NUMBER_BYTES = 4  # float32
 BORNE_OUT = 4.0  # most times what messages say of a row that rings may
@@ -180,25 +175,8 @@ def shape_of(model: dict[str, int]) -> ModelShape:
 
 
 def time_job(job: Job, ranks: int) -> Timings:
-    """Have torchrun start the ranks. Raises RuntimeError with the end of what they said where they fail."""
-    with scratch_folder(1 << 20) as scratch:
-        asked, answer = scratch / "job.json", scratch / "timings.json"
-        asked.write_text(json.dumps(asdict(job)))
-        launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        command = ["-m", *launch, "-m", "seqmesh.benchmarks.calibrate_rank", str(asked), str(answer)]
-        done = subprocess.run(
-            [sys.executable, *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT,
-            env={"OMP_NUM_THREADS": "1", **os.environ},  # ranks share the machine's cores: one thread each
-        )
-        if done.returncode != 0:
-            said = done.stdout[-LAST_WORDS:]
-            raise RuntimeError(f"the measurement ended with exit code {done.returncode}:\n{said}")
-        return TypeAdapter(Timings).validate_json(answer.read_bytes())
+    """Have the ranks measure."""
+    return TypeAdapter(Timings).validate_json(ask_ranks("seqmesh.benchmarks.calibrate_rank", asdict(job), ranks))
 
 
 def sample_of(batch: MicroBatch, seconds: float, ranks: int) -> Sample:

@@ -25,6 +25,7 @@ MODULES = {
     "ledger": "seqmesh.benchmarks.ledger",
     "loss": "seqmesh.benchmarks.loss",
     "train": "seqmesh.benchmarks.train",
+    "attention": "seqmesh.benchmarks.attention",
     "calibrate": "seqmesh.benchmarks.calibrate",
 }
 ALL = "all"
