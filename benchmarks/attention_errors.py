@@ -24,6 +24,7 @@ from seqmesh.benchmarks.attention_cases import (
 from seqmesh.benchmarks.baselines.attention import loop
 from seqmesh.benchmarks.harness import Results, Row, Spread, ratio, row
 from seqmesh.kernels.backends import reference
+from seqmesh.kernels.backends.base import Rule, Segments
 
 NAMES = ("out", "dq", "dk", "dv")
 UNIT = "of the largest value"
@@ -46,11 +47,10 @@ def errors(tokens: int) -> Results:
 def in_float64(lengths: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
     """Output, dq, dk and dv as they should be."""
     q, k, v, dout = (x.detach().double() for x in rows)
-    cu, longest, scale = layout_of(lengths).cu_seqlens, max(lengths), 1 / math.sqrt(q.shape[2])
-    out, lse = reference.forward(q, k, v, cu, cu, longest, longest, causal=True, window=None, scale=scale)
-    gradients = reference.backward(
-        dout, q, k, v, out, lse, cu, cu, longest, longest, causal=True, window=None, scale=scale
-    )
+    segments = Segments.of_themselves(layout_of(lengths).cu_seqlens, max(lengths))
+    rule = Rule(causal=True, window=None, scale=1 / math.sqrt(q.shape[2]))
+    out, lse = reference.forward(q, k, v, segments, rule)
+    gradients = reference.backward(dout, q, k, v, out, lse, segments, rule)
     return [out, *gradients]
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from seqmesh.kernels.backends.base import Backend
+from seqmesh.kernels.backends.base import Backend, Rule
 from seqmesh.kernels.backends.table import AUTO, choose
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.operators import attend_forward, request_of
@@ -96,7 +96,7 @@ def varlen_attention(
     scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
     gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if layout.rings:
-        out, lse = _spread(q, k, v, layout, causal, window, scale, backend, exchange, gradient)
+        out, lse = _spread(q, k, v, layout, Rule(causal, window, scale), backend, exchange, gradient)
     else:
         cu, longest = layout.cu_seqlens, layout.max_seqlen
         out, lse = attend_forward(q, k, v, cu, cu, longest, longest, causal, window, scale, backend, gradient)
@@ -109,17 +109,15 @@ def _spread(
     k: Tensor,
     v: Tensor,
     layout: Layout,
-    causal: bool,
-    window: int | None,
-    scale: float,
+    rule: Rule,
     backend: str,
     exchange: str,
     gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """A pack with rings: which ranks talk is no graph's business, so a compiled model leaves its graph here."""
     check_rings(layout)
-    chosen = choose(backend, request_of(q, k, causal=causal, window=window, rings=True, gradient=gradient))
-    out, lse = _SpreadAttention.apply(q, k, v, layout, chosen, causal, window, scale, exchange)  # type: ignore[no-untyped-call]
+    chosen = choose(backend, request_of(q, k, causal=rule.causal, window=rule.window, rings=True, gradient=gradient))
+    out, lse = _SpreadAttention.apply(q, k, v, layout, chosen, rule, exchange)  # type: ignore[no-untyped-call]
     return out, lse
 
 
@@ -134,24 +132,21 @@ class _SpreadAttention(torch.autograd.Function):
         v: Tensor,
         layout: Layout,
         backend: Backend,
-        causal: bool,
-        window: int | None,
-        scale: float,
+        rule: Rule,
         exchange: str,
     ) -> tuple[Tensor, Tensor]:
-        ctx.how = {"causal": causal, "window": window, "scale": scale, "exchange": exchange}
-        out, lse = spread_forward(q, k, v, layout, backend.forward, **ctx.how)
+        out, lse = spread_forward(q, k, v, layout, backend.forward, rule, exchange)
         ctx.mark_non_differentiable(lse)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.layout, ctx.backend = layout, backend
+        ctx.layout, ctx.backend, ctx.how = layout, backend, (rule, exchange)
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ARG004 -- not differentiable
         q, k, v, out, lse = ctx.saved_tensors
-        gradients = spread_backward(dout, q, k, v, out, lse, ctx.layout, ctx.backend.backward, **ctx.how)
-        return *gradients, *[None] * 6
+        gradients = spread_backward(dout, q, k, v, out, lse, ctx.layout, ctx.backend.backward, *ctx.how)
+        return *gradients, *[None] * 4
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqmesh.kernels.backends.base import Request, statistics_dtype
+from seqmesh.kernels.backends.base import Request, Rule, Segments, statistics_dtype
 from seqmesh.kernels.backends.table import choose
 
 
@@ -43,7 +43,8 @@ def attend_forward(
     _check_bounds("q", cu_q, max_q, len(q))
     _check_bounds("k", cu_k, max_k, len(k))
     chosen = choose(backend, request_of(q, k, causal=causal, window=window, rings=False, gradient=gradient))
-    out, lse = chosen.forward(q, k, v, cu_q, cu_k, max_q, max_k, causal=causal, window=window, scale=scale)
+    segments, rule = Segments(cu_q, cu_k, max_q, max_k), Rule(causal, window, scale)
+    out, lse = chosen.forward(q, k, v, segments, rule)
     return out.contiguous(), lse.contiguous()  # as the traced shapes promise
 
 
@@ -66,9 +67,8 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`base.BlockBackward` by the back end of that name. Not differentiable."""
     chosen = choose(backend, request_of(q, k, causal=causal, window=window, rings=False, gradient=True))
-    gradients = chosen.backward(
-        dout, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, causal=causal, window=window, scale=scale
-    )
+    segments, rule = Segments(cu_q, cu_k, max_q, max_k), Rule(causal, window, scale)
+    gradients = chosen.backward(dout, q, k, v, out, lse, segments, rule)
     dq, dk, dv = (gradient.contiguous() for gradient in gradients)
     return dq, dk, dv
 

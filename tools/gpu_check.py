@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from seqmesh.kernels.backends import table
-from seqmesh.kernels.backends.base import Backend
+from seqmesh.kernels.backends.base import Backend, Rule
 from seqmesh.tools import ring_check
 from seqmesh.tools.kernel_cases import PARTS, Case, cases, compare, large_cases, make_inputs, worst
 from seqmesh.tools.output import check_folders, print_whole, print_written
@@ -218,18 +218,18 @@ def _calls(
     backend: Backend, case: Case, device: torch.device, dtype: torch.dtype
 ) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
     x = make_inputs(case, device, dtype)
-    scale = 1 / math.sqrt(case.head_dim)
+    rule = Rule(causal=True, window=None, scale=1 / math.sqrt(case.head_dim))
     q, k, v = x.q, x.k, x.v
 
     def forward() -> Any:
-        return backend.forward(q, k, v, *x.bounds, causal=True, window=None, scale=scale)
+        return backend.forward(q, k, v, x.segments, rule)
 
     if backend.refusal(case.request(device, dtype, rings=False, gradient=True)) is not None:
         return forward, None
     out, lse = forward()
 
     def backward() -> Any:
-        return backend.backward(x.dout, q, k, v, out, lse, *x.bounds, causal=True, window=None, scale=scale)
+        return backend.backward(x.dout, q, k, v, out, lse, x.segments, rule)
 
     return forward, backward
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from seqmesh.kernels.backends import reference
-from seqmesh.kernels.backends.base import Backend, Request, statistics_dtype
+from seqmesh.kernels.backends.base import Backend, Request, Rule, Segments, statistics_dtype
 
 # Largest difference over largest value, between arithmetic in a dtype and in float64 on the same inputs.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -57,20 +57,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """q, dout [Tq, Hq, D], k, v [Tk, Hk, D], and the bounds of segments as `base.BlockForward` has them."""
+    """q, dout [Tq, Hq, D], k, v [Tk, Hk, D], as `base.BlockForward` has them."""
 
     dout: Tensor
     q: Tensor
     k: Tensor
     v: Tensor
-    cu_q: Tensor
-    cu_k: Tensor
-    max_q: int
-    max_k: int
-
-    @property
-    def bounds(self) -> tuple[Tensor, Tensor, int, int]:
-        return self.cu_q, self.cu_k, self.max_q, self.max_k
+    segments: Segments
 
     def double(self) -> Inputs:
         return replace(self, dout=self.dout.double(), q=self.q.double(), k=self.k.double(), v=self.v.double())
@@ -129,8 +122,8 @@ def make_inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int 
     for tensor, rows in zip(tensors, lengths, strict=True):
         tensor[sum(rows) :] = torch.nan
     dout, q, k, v = (_widened(tensor) if case.wide else tensor for tensor in tensors)
-    longest = max(case.query_lengths), max(case.key_lengths)
-    return Inputs(dout=dout, q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k, max_q=longest[0], max_k=longest[1])
+    segments = Segments(cu_q, cu_k, max(case.query_lengths), max(case.key_lengths))
+    return Inputs(dout=dout, q=q, k=k, v=v, segments=segments)
 
 
 def compare(backend: Backend, case: Case, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
@@ -166,7 +159,7 @@ def worst(errors: dict[str, float], dtype: torch.dtype) -> tuple[str, float] | N
 
 def _forward(backend: Backend, case: Case, inputs: Inputs, scale: float) -> tuple[Tensor, Tensor]:
     q, k, v = inputs.q, inputs.k, inputs.v
-    return backend.forward(q, k, v, *inputs.bounds, causal=case.causal, window=case.window, scale=scale)
+    return backend.forward(q, k, v, inputs.segments, Rule(case.causal, case.window, scale))
 
 
 def _backward(
@@ -175,7 +168,7 @@ def _backward(
     """out, lse: in float64, rounded here to the dtypes that the inputs ask for."""
     dtype = inputs.q.dtype
     rows = inputs.dout, inputs.q, inputs.k, inputs.v, out.to(dtype), lse.to(statistics_dtype(dtype))
-    return backend.backward(*rows, *inputs.bounds, causal=case.causal, window=case.window, scale=scale)
+    return backend.backward(*rows, inputs.segments, Rule(case.causal, case.window, scale))
 
 
 def _whole_rows(
@@ -191,9 +184,9 @@ def _whole_rows(
 def _blank(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Which query rows see nothing, and which key rows are seen by nothing: bool [Tq], [Tk]."""
     rows, keys = (torch.ones(len(x), dtype=torch.bool, device=x.device) for x in (inputs.q, inputs.k))
-    for queries, seen in reference.segments(inputs.cu_q, inputs.cu_k):
+    for queries, seen in reference.row_ranges(inputs.segments):
         lengths = queries.stop - queries.start, seen.stop - seen.start
-        visible = reference.visible(*lengths, causal=case.causal, window=case.window, device=rows.device)
+        visible = reference.visible(*lengths, Rule(case.causal, case.window, 1.0), rows.device)
         rows[queries], keys[seen] = ~visible.any(dim=1), ~visible.any(dim=0)
     return rows, keys
 

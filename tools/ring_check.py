@@ -21,6 +21,7 @@ from torch import Tensor
 
 from seqmesh.kernels.attention import varlen_attention
 from seqmesh.kernels.backends import reference
+from seqmesh.kernels.backends.base import Rule, Segments
 from seqmesh.kernels.layout import Layout, Ring
 from seqmesh.packer.pieces import chunk_sizes, piece_ranges
 from seqmesh.tools.kernel_cases import TOLERANCES, difference
@@ -104,9 +105,9 @@ def _undivided(tensors: tuple[Tensor, ...], rows: Tensor, window: int | None) ->
     """Output and gradients of those rows, in float64."""
     dout, q, k, v = (x.double() for x in tensors)
     cu = torch.tensor([0, len(q)], dtype=torch.int32, device=q.device)
-    bounds = cu, cu, len(q), len(q)
-    out, lse = reference.forward(q, k, v, *bounds, causal=True, window=window, scale=SCALE)
-    gradients = reference.backward(dout, q, k, v, out, lse, *bounds, causal=True, window=window, scale=SCALE)
+    segments, rule = Segments.of_themselves(cu, len(q)), Rule(causal=True, window=window, scale=SCALE)
+    out, lse = reference.forward(q, k, v, segments, rule)
+    gradients = reference.backward(dout, q, k, v, out, lse, segments, rule)
     return (x[rows] for x in (out, *gradients))
 
 

@@ -12,40 +12,50 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 
+class Segments(NamedTuple):
+    """Which query rows and which key rows belong together: those of segment i are cu_q[i] to cu_q[i + 1] of q, and
+    cu_k[i] to cu_k[i + 1] of k and v. Both are int32 [N + 1] on the tensors' device, from 0, never falling. max_q,
+    max_k: at least the longest segment's rows, plain ints so that nothing waits for a device."""
+
+    cu_q: Tensor
+    cu_k: Tensor
+    max_q: int
+    max_k: int
+
+    @classmethod
+    def of_themselves(cls, cu_seqlens: Tensor, longest: int) -> Segments:
+        """Segments whose queries and keys are the same rows."""
+        return cls(cu_seqlens, cu_seqlens, longest, longest)
+
+
+class Rule(NamedTuple):
+    """Which keys of its segment a row sees, and what scores are multiplied by.
+
+    Row r of Lq queries stands at position p = r + Lk − Lq among Lk keys: the last query beside the last key
+    (FlashAttention's bottom-right alignment). With causal it sees keys up to p. window (at least 1, None for no limit)
+    leaves the keys j with p − j < window, and without causal |p − j| < window.
+    """
+
+    causal: bool
+    window: int | None
+    scale: float
+
+
 class BlockForward(Protocol):
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_q: Tensor,
-        cu_k: Tensor,
-        max_q: int,
-        max_k: int,
-        *,
-        causal: bool,
-        window: int | None,
-        scale: float,
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, rule: Rule) -> tuple[Tensor, Tensor]:
         """Attend the queries of segment i to the keys of segment i: (out [Tq, Hq, D] in q's dtype, lse [Hq, Tq]).
 
-        q [Tq, Hq, D], k and v [Tk, Hk, D]; query head h reads key head h // (Hq / Hk). Segment i is rows cu_q[i] to
-        cu_q[i + 1] of q and cu_k[i] to cu_k[i + 1] of k and v; both are int32 [N + 1] on the tensors' device, from 0,
-        never falling. max_q, max_k: at least the longest segment's rows.
-
-        Row r of a segment of Lq queries and Lk keys stands at position p = r + Lk − Lq among the keys: the last query
-        beside the last key (FlashAttention's bottom-right alignment). With causal it sees keys up to p. window (at
-        least 1, None for no limit) leaves the keys j with p − j < window, and without causal |p − j| < window.
+        q [Tq, Hq, D], k and v [Tk, Hk, D]; query head h reads key head h // (Hq / Hk).
 
         lse is the natural log of the sum of exp(scale · q·k) over the keys a row sees, float32, or float64 for float64
-        inputs. A row that sees no key has out 0 and lse −inf, the neutral element of merging; so have rows from
-        cu_q[-1] on, whatever they hold. Inputs may have any strides, and may not be written to.
+        inputs. A row that sees no key has out 0 and lse −inf, the neutral element of merging; so have rows past the
+        last segment, whatever they hold. Inputs may have any strides, and may not be written to.
         """
 
 
@@ -58,14 +68,8 @@ class BlockBackward(Protocol):
         v: Tensor,
         out: Tensor,
         lse: Tensor,
-        cu_q: Tensor,
-        cu_k: Tensor,
-        max_q: int,
-        max_k: int,
-        *,
-        causal: bool,
-        window: int | None,
-        scale: float,
+        segments: Segments,
+        rule: Rule,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients over the pairs of this call: (dq [Tq, Hq, D], dk [Tk, Hk, D], dv [Tk, Hk, D]), in the dtypes of q,
         k and v.

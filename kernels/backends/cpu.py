@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqmesh.kernels.backends.base import Backend, Request, statistics_dtype
+from seqmesh.kernels.backends.base import Backend, Request, Rule, Segments, statistics_dtype
 from seqmesh.kernels.backends.cpu_blocks import Block, blocks, is_short, key_strips, query_strips
 from seqmesh.kernels.merge import merge
 
@@ -31,24 +31,13 @@ _flash_forward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,  # noqa: ARG001 -- part of the contract
-    max_k: int,  # noqa: ARG001
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, segments: Segments, rule: Rule) -> tuple[Tensor, Tensor]:
     """See `base.BlockForward`."""
+    causal, window, scale = rule
     dtype = statistics_dtype(q.dtype)
     out, lse = q.new_zeros(q.shape), q.new_full((q.shape[1], len(q)), -torch.inf, dtype=dtype)
-    by_queries = _segments(cu_q, _native(q), _native(out), lse.unsqueeze(0))
-    by_keys = _segments(cu_k, _native(k), _native(v))
+    by_queries = _segments(segments.cu_q, _native(q), _native(out), lse.unsqueeze(0))
+    by_keys = _segments(segments.cu_k, _native(k), _native(v))
     for (query, result, result_lse), (key, value) in zip(by_queries, by_keys, strict=True):
         rows, keys = query.shape[2], key.shape[2]
         inputs = (query.to(dtype), key.to(dtype), value.to(dtype))
@@ -71,20 +60,15 @@ def backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,  # noqa: ARG001 -- part of the contract
-    max_k: int,  # noqa: ARG001
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
+    segments: Segments,
+    rule: Rule,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `base.BlockBackward`."""
+    causal, window, scale = rule
     dtype = statistics_dtype(q.dtype)
     dq, dk, dv = (x.new_zeros(x.shape) for x in (q, k, v))
-    by_queries = _segments(cu_q, *(_native(x) for x in (dout, q, out, dq)), lse.unsqueeze(0))
-    by_keys = _segments(cu_k, *(_native(x) for x in (k, v, dk, dv)))
+    by_queries = _segments(segments.cu_q, *(_native(x) for x in (dout, q, out, dq)), lse.unsqueeze(0))
+    by_keys = _segments(segments.cu_k, *(_native(x) for x in (k, v, dk, dv)))
     for (grad, query, output, sum_q, row_lse), (key, value, sum_k, sum_v) in zip(by_queries, by_keys, strict=True):
         rows, keys = query.shape[2], key.shape[2]
         inputs = (*(x.to(dtype) for x in (grad, query, key, value, output)), row_lse)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from seqmesh.kernels.backends.base import Request, statistics_dtype
+from seqmesh.kernels.backends.base import Request, Rule, Segments, statistics_dtype
 
 Unlimited = TypeVar("Unlimited", int, None)  # how a library is told that a side has no limit
 
@@ -89,32 +89,32 @@ def _spec(name: str) -> ModuleSpec | None:
 # Arguments.
 
 
-def window_sides(
-    *, causal: bool, window: int | None, max_q: int, max_k: int, unlimited: Unlimited
-) -> tuple[int | Unlimited, int | Unlimited]:
+def window_sides(segments: Segments, rule: Rule, *, unlimited: Unlimited) -> tuple[int | Unlimited, int | Unlimited]:
     """(left, right): how many keys beside its own a row sees on either side, as FlashAttention counts them.
 
     A window that reaches over any segment is none. A negative side would be read as none, hence ValueError for a window
     below 1.
     """
+    window = rule.window
     if window is not None and window < 1:
         raise ValueError(f"window is {window}: must be at least 1, or None for all keys")
-    left = unlimited if window is None or window >= max(max_q, max_k) else window - 1
-    return left, 0 if causal else left
+    left = unlimited if window is None or window >= max(segments.max_q, segments.max_k) else window - 1
+    return left, 0 if rule.causal else left
 
 
-def check_segments(library: str, cu_q: Tensor) -> None:
+def check_segments(library: str, segments: Segments) -> None:
     """Raises NotImplementedError for more segments than a library can launch."""
-    if len(cu_q) - 1 > MOST_SEGMENTS:
-        raise NotImplementedError(f"there are {len(cu_q) - 1} segments, and {library} takes {MOST_SEGMENTS} at most")
+    count = len(segments.cu_q) - 1
+    if count > MOST_SEGMENTS:
+        raise NotImplementedError(f"there are {count} segments, and {library} takes {MOST_SEGMENTS} at most")
 
 
-def check_size(library: str, q: Tensor, k: Tensor, cu_q: Tensor) -> None:
+def check_size(library: str, q: Tensor, k: Tensor, segments: Segments) -> None:
     """`check_segments`, and the same error for what a library with 32-bit offsets would compute wrongly without a word.
 
     Gradients of keys are as large as if every query head had its own.
     """
-    check_segments(library, cu_q)
+    check_segments(library, segments)
     elements = max(len(q), len(k)) * q.shape[1] * q.shape[2]
     if elements >= MOST_ELEMENTS:
         raise NotImplementedError(
@@ -123,9 +123,9 @@ def check_size(library: str, q: Tensor, k: Tensor, cu_q: Tensor) -> None:
         )
 
 
-def is_empty(q: Tensor, k: Tensor, cu_q: Tensor, max_q: int, max_k: int) -> bool:
+def is_empty(q: Tensor, k: Tensor, segments: Segments) -> bool:
     """Whether no row can see any key; libraries refuse such calls, or launch grids of size 0."""
-    return min(len(q), len(k), len(cu_q) - 1, max_q, max_k) == 0
+    return min(len(q), len(k), len(segments.cu_q) - 1, segments.max_q, segments.max_k) == 0
 
 
 def loadable(x: Tensor) -> Tensor:
@@ -163,18 +163,18 @@ def tail(cu: Tensor, rows: int) -> Tensor:
     return torch.arange(rows, device=cu.device) >= cu[-1]
 
 
-def clean_forward(out: Tensor, lse: Tensor, cu_q: Tensor) -> tuple[Tensor, Tensor]:
+def clean_forward(out: Tensor, lse: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
     """In place, out [T, H, D] 0 and lse [H, T] −inf in the rows from cu_q[-1] on, which libraries leave as they were
     allocated, and in those that see no key, whose lse flash-attn 2 says is +inf (flash-attention #978)."""
-    unseen = tail(cu_q, len(out)) | lse.isinf()
+    unseen = tail(segments.cu_q, len(out)) | lse.isinf()
     lse.masked_fill_(unseen, -torch.inf)
     out.masked_fill_(unseen.transpose(0, 1).unsqueeze(-1), 0.0)
     return out, lse
 
 
-def clean_backward(dq: Tensor, dk: Tensor, dv: Tensor, cu_q: Tensor, cu_k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def clean_backward(dq: Tensor, dk: Tensor, dv: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Tensor]:
     """In place, 0 in the rows from cu_q[-1] and cu_k[-1] on, which libraries leave as they were allocated."""
-    for gradient, cu in ((dq, cu_q), (dk, cu_k), (dv, cu_k)):
+    for gradient, cu in ((dq, segments.cu_q), (dk, segments.cu_k), (dv, segments.cu_k)):
         gradient.masked_fill_(tail(cu, len(gradient)).view(-1, 1, 1), 0.0)
     return dq, dk, dv
 

@@ -15,38 +15,26 @@ import torch
 from torch import Tensor
 
 from seqmesh.kernels.backends import flash
-from seqmesh.kernels.backends.base import Backend, Request
+from seqmesh.kernels.backends.base import Backend, Request, Rule, Segments
 
 NAME = "flash-attn 2"
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, segments: Segments, rule: Rule) -> tuple[Tensor, Tensor]:
     """See `base.BlockForward`."""
-    if flash.is_empty(q, k, cu_q, max_q, max_k):
+    if flash.is_empty(q, k, segments):
         return flash.empty_forward(q)
-    flash.check_size(NAME, q, k, cu_q)
+    flash.check_size(NAME, q, k, segments)
     out, lse, *_ = _library()._flash_attn_varlen_forward(
         *map(flash.loadable, (q, k, v)),
-        cu_seqlens_q=cu_q,
-        cu_seqlens_k=cu_k,
+        cu_seqlens_q=segments.cu_q,
+        cu_seqlens_k=segments.cu_k,
         dropout_p=0.0,
-        softmax_scale=scale,
-        causal=causal,
-        **mask_arguments(max_q, max_k, causal=causal, window=window, names=("max_seqlen_q", "max_seqlen_k")),
+        softmax_scale=rule.scale,
+        causal=rule.causal,
+        **mask_arguments(segments, rule, names=("max_seqlen_q", "max_seqlen_k")),
     )
-    return flash.clean_forward(out, lse, cu_q)
+    return flash.clean_forward(out, lse, segments)
 
 
 def backward(
@@ -56,19 +44,13 @@ def backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
+    segments: Segments,
+    rule: Rule,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `base.BlockBackward`."""
-    if flash.is_empty(q, k, cu_q, max_q, max_k):
+    if flash.is_empty(q, k, segments):
         return flash.empty_backward(q, k, v)
-    flash.check_size(NAME, q, k, cu_q)
+    flash.check_size(NAME, q, k, segments)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     _library()._flash_attn_varlen_backward(
         *map(flash.loadable, (dout, q, k, v, out)),
@@ -76,30 +58,28 @@ def backward(
         dq=dq,
         dk=dk,
         dv=dv,
-        cu_seqlens_q=cu_q,
-        cu_seqlens_k=cu_k,
+        cu_seqlens_q=segments.cu_q,
+        cu_seqlens_k=segments.cu_k,
         dropout_p=0.0,
-        softmax_scale=scale,
-        causal=causal,
+        softmax_scale=rule.scale,
+        causal=rule.causal,
         softcap=0.0,
         alibi_slopes=None,
         deterministic=flash.deterministic(),
-        **mask_arguments(max_q, max_k, causal=causal, window=window, names=("max_seqlen_q", "max_seqlen_k")),
+        **mask_arguments(segments, rule, names=("max_seqlen_q", "max_seqlen_k")),
     )
-    return flash.clean_backward(dq, dk, dv, cu_q, cu_k)
+    return flash.clean_backward(dq, dk, dv, segments)
 
 
-def mask_arguments(
-    max_q: int, max_k: int, *, causal: bool, window: int | None, names: tuple[str, str]
-) -> dict[str, int]:
+def mask_arguments(segments: Segments, rule: Rule, *, names: tuple[str, str]) -> dict[str, int]:
     """The arguments that say what a row sees, for flash-attn 2 and for torch's copy of it; names: of the two lengths.
 
     A side that reaches the longest keys is taken for one without limit, also where a segment with more queries than
     keys has rows so far before its first key that the window does not reach it; a longer "longest" keeps it.
     """
-    left, right = flash.window_sides(causal=causal, window=window, max_q=max_q, max_k=max_k, unlimited=-1)
-    longest_k = max_k if right < 1 else max(max_q, max_k)
-    lengths = dict(zip(names, (max(max_q, 2), longest_k), strict=True))
+    left, right = flash.window_sides(segments, rule, unlimited=-1)
+    longest_k = segments.max_k if right < 1 else max(segments.max_q, segments.max_k)
+    lengths = dict(zip(names, (max(segments.max_q, 2), longest_k), strict=True))
     return lengths | {"window_size_left": left, "window_size_right": right}
 
 

@@ -14,40 +14,28 @@ import torch
 from torch import Tensor
 
 from seqmesh.kernels.backends import flash
-from seqmesh.kernels.backends.base import Backend, Request
+from seqmesh.kernels.backends.base import Backend, Request, Rule, Segments
 
 NAME = "flash-attn 3"
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, segments: Segments, rule: Rule) -> tuple[Tensor, Tensor]:
     """See `base.BlockForward`."""
-    if flash.is_empty(q, k, cu_q, max_q, max_k):
+    if flash.is_empty(q, k, segments):
         return flash.empty_forward(q)
-    flash.check_segments(NAME, cu_q)
-    k, v = (flash.without_tail(x, cu_k) for x in (k, v))
+    flash.check_segments(NAME, segments)
+    k, v = (flash.without_tail(x, segments.cu_k) for x in (k, v))
     out, lse, *_ = _library()._flash_attn_forward(
         *map(flash.loadable, (q, k, v)),
-        cu_seqlens_q=cu_q,
-        cu_seqlens_k=cu_k,
-        max_seqlen_q=max_q,
-        max_seqlen_k=max_k,
-        softmax_scale=scale,
-        causal=causal,
-        **_sides(max_q, max_k, causal=causal, window=window),
+        cu_seqlens_q=segments.cu_q,
+        cu_seqlens_k=segments.cu_k,
+        max_seqlen_q=segments.max_q,
+        max_seqlen_k=segments.max_k,
+        softmax_scale=rule.scale,
+        causal=rule.causal,
+        **_sides(segments, rule),
     )
-    return flash.clean_forward(out, lse, cu_q)
+    return flash.clean_forward(out, lse, segments)
 
 
 def backward(
@@ -57,42 +45,36 @@ def backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
+    segments: Segments,
+    rule: Rule,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `base.BlockBackward`."""
-    if flash.is_empty(q, k, cu_q, max_q, max_k):
+    if flash.is_empty(q, k, segments):
         return flash.empty_backward(q, k, v)
-    flash.check_segments(NAME, cu_q)
-    dout, q = (flash.without_tail(x, cu_q) for x in (dout, q))
-    k, v = (flash.without_tail(x, cu_k) for x in (k, v))
+    flash.check_segments(NAME, segments)
+    dout, q = (flash.without_tail(x, segments.cu_q) for x in (dout, q))
+    k, v = (flash.without_tail(x, segments.cu_k) for x in (k, v))
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     _library()._flash_attn_backward(
         *map(flash.loadable, (dout, q, k, v, out)),
         softmax_lse=lse.contiguous(),
-        cu_seqlens_q=cu_q,
-        cu_seqlens_k=cu_k,
-        max_seqlen_q=max_q,
-        max_seqlen_k=max_k,
+        cu_seqlens_q=segments.cu_q,
+        cu_seqlens_k=segments.cu_k,
+        max_seqlen_q=segments.max_q,
+        max_seqlen_k=segments.max_k,
         dq=dq,
         dk=dk,
         dv=dv,
-        softmax_scale=scale,
-        is_causal=causal,
+        softmax_scale=rule.scale,
+        is_causal=rule.causal,
         deterministic=flash.deterministic(),
-        **_sides(max_q, max_k, causal=causal, window=window),
+        **_sides(segments, rule),
     )
-    return flash.clean_backward(dq, dk, dv, cu_q, cu_k)
+    return flash.clean_backward(dq, dk, dv, segments)
 
 
-def _sides(max_q: int, max_k: int, *, causal: bool, window: int | None) -> dict[str, int]:
-    left, right = flash.window_sides(causal=causal, window=window, max_q=max_q, max_k=max_k, unlimited=-1)
+def _sides(segments: Segments, rule: Rule) -> dict[str, int]:
+    left, right = flash.window_sides(segments, rule, unlimited=-1)
     return {"window_size_left": left, "window_size_right": right}
 
 

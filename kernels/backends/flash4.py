@@ -16,43 +16,31 @@ import torch
 from torch import Tensor
 
 from seqmesh.kernels.backends import flash
-from seqmesh.kernels.backends.base import Backend, Request
+from seqmesh.kernels.backends.base import Backend, Request, Rule, Segments
 
 NAME = "flash-attn 4"
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, segments: Segments, rule: Rule) -> tuple[Tensor, Tensor]:
     """See `base.BlockForward`."""
-    if flash.is_empty(q, k, cu_q, max_q, max_k):
+    if flash.is_empty(q, k, segments):
         return flash.empty_forward(q)
-    flash.check_size(NAME, q, k, cu_q)
-    q, k, v = map(flash.loadable, (q, flash.without_tail(k, cu_k), flash.without_tail(v, cu_k)))
+    flash.check_size(NAME, q, k, segments)
+    q, k, v = map(flash.loadable, (q, flash.without_tail(k, segments.cu_k), flash.without_tail(v, segments.cu_k)))
     out, lse = _library().flash_attn_varlen_func(
         q=q,
         k=k,
         v=v,
-        cu_seqlens_q=cu_q,
-        cu_seqlens_k=cu_k,
-        max_seqlen_q=max_q,
-        max_seqlen_k=max_k,
-        softmax_scale=scale,
-        causal=causal,
-        window_size=flash.window_sides(causal=causal, window=window, max_q=max_q, max_k=max_k, unlimited=None),
+        cu_seqlens_q=segments.cu_q,
+        cu_seqlens_k=segments.cu_k,
+        max_seqlen_q=segments.max_q,
+        max_seqlen_k=segments.max_k,
+        softmax_scale=rule.scale,
+        causal=rule.causal,
+        window_size=flash.window_sides(segments, rule, unlimited=None),
         return_lse=True,
     )
-    return flash.clean_forward(out, lse, cu_q)
+    return flash.clean_forward(out, lse, segments)
 
 
 def backward(
@@ -62,38 +50,32 @@ def backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
+    segments: Segments,
+    rule: Rule,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `base.BlockBackward`."""
-    if flash.is_empty(q, k, cu_q, max_q, max_k):
+    if flash.is_empty(q, k, segments):
         return flash.empty_backward(q, k, v)
-    flash.check_size(NAME, q, k, cu_q)
-    left, right = flash.window_sides(causal=causal, window=window, max_q=max_q, max_k=max_k, unlimited=None)
+    flash.check_size(NAME, q, k, segments)
+    left, right = flash.window_sides(segments, rule, unlimited=None)
     dq, dk, dv = _library()._flash_attn_bwd(
-        q=flash.loadable(flash.without_tail(q, cu_q)),
-        k=flash.loadable(flash.without_tail(k, cu_k)),
-        v=flash.loadable(flash.without_tail(v, cu_k)),
+        q=flash.loadable(flash.without_tail(q, segments.cu_q)),
+        k=flash.loadable(flash.without_tail(k, segments.cu_k)),
+        v=flash.loadable(flash.without_tail(v, segments.cu_k)),
         out=flash.loadable(out),
-        dout=flash.loadable(flash.without_tail(dout, cu_q)),
+        dout=flash.loadable(flash.without_tail(dout, segments.cu_q)),
         lse=lse.contiguous(),
-        softmax_scale=scale,
-        causal=causal,
+        softmax_scale=rule.scale,
+        causal=rule.causal,
         window_size_left=left,
         window_size_right=right,
-        cu_seqlens_q=cu_q,
-        cu_seqlens_k=cu_k,
-        max_seqlen_q=max_q,
-        max_seqlen_k=max_k,
+        cu_seqlens_q=segments.cu_q,
+        cu_seqlens_k=segments.cu_k,
+        max_seqlen_q=segments.max_q,
+        max_seqlen_k=segments.max_k,
         deterministic=flash.deterministic(),
     )
-    return flash.clean_backward(dq, dk, dv, cu_q, cu_k)
+    return flash.clean_backward(dq, dk, dv, segments)
 
 
 def _library() -> ModuleType:

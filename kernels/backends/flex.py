@@ -19,33 +19,21 @@ import torch
 from torch import Tensor
 
 from seqmesh.kernels.backends import flash
-from seqmesh.kernels.backends.base import Backend, Request, statistics_dtype
+from seqmesh.kernels.backends.base import Backend, Request, Rule, Segments, statistics_dtype
 
 TILE = 128  # rows and keys; torch's own choice
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, segments: Segments, rule: Rule) -> tuple[Tensor, Tensor]:
     """See `base.BlockForward`."""
-    if flash.is_empty(q, k, cu_q, max_q, max_k):
+    if flash.is_empty(q, k, segments):
         return flash.empty_forward(q)
-    k, v = (flash.without_tail(x, cu_k) for x in (k, v))
-    first, stop = key_ranges(cu_q, cu_k, len(q), causal=causal, window=window)
+    k, v = (flash.without_tail(x, segments.cu_k) for x in (k, v))
+    first, stop = key_ranges(segments, rule, len(q))
     with torch.no_grad():
-        out, lse = _attend(q, k, v, first, stop, scale)
-    return flash.clean_forward(out, lse.to(statistics_dtype(q.dtype)), cu_q)
+        out, lse = _attend(q, k, v, first, stop, rule.scale)
+    return flash.clean_forward(out, lse.to(statistics_dtype(q.dtype)), segments)
 
 
 def backward(
@@ -55,35 +43,32 @@ def backward(
     v: Tensor,
     out: Tensor,  # noqa: ARG001 -- part of the contract
     lse: Tensor,  # noqa: ARG001
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
+    segments: Segments,
+    rule: Rule,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `base.BlockBackward`; out and lse must be those of the call's own keys, and are not read."""
-    if flash.is_empty(q, k, cu_q, max_q, max_k):
+    if flash.is_empty(q, k, segments):
         return flash.empty_backward(q, k, v)
-    first, stop = key_ranges(cu_q, cu_k, len(q), causal=causal, window=window)
-    q, k, v = (flash.without_tail(x, cu).requires_grad_() for x, cu in ((q, cu_q), (k, cu_k), (v, cu_k)))
+    first, stop = key_ranges(segments, rule, len(q))
+    tails = ((q, segments.cu_q), (k, segments.cu_k), (v, segments.cu_k))
+    q, k, v = (flash.without_tail(x, cu).requires_grad_() for x, cu in tails)
     with torch.enable_grad():
-        again, _ = _attend(q, k, v, first, stop, scale)
-    dq, dk, dv = torch.autograd.grad(again, (q, k, v), flash.without_tail(dout, cu_q))
-    return flash.clean_backward(dq, dk, dv, cu_q, cu_k)
+        again, _ = _attend(q, k, v, first, stop, rule.scale)
+    dq, dk, dv = torch.autograd.grad(again, (q, k, v), flash.without_tail(dout, segments.cu_q))
+    return flash.clean_backward(dq, dk, dv, segments)
 
 
-def key_ranges(cu_q: Tensor, cu_k: Tensor, rows: int, *, causal: bool, window: int | None) -> tuple[Tensor, Tensor]:
+def key_ranges(segments: Segments, rule: Rule, rows: int) -> tuple[Tensor, Tensor]:
     """(first, stop), each int32 [rows]: query row r sees the key rows first[r] <= j < stop[r]. Neither falls with r."""
+    cu_q, cu_k, *_ = segments
     row = torch.arange(rows, dtype=torch.int32, device=cu_q.device)
     segment = torch.searchsorted(cu_q[1:].contiguous(), row, right=True).clamp(max=len(cu_q) - 2)
     first, end = cu_k[segment], cu_k[segment + 1]
     position = row + end - cu_q[segment + 1]  # of the row among all key rows
-    stop = torch.minimum(end, position + 1) if causal else end
-    if window is not None:
-        first, stop = torch.maximum(first, position - window + 1), torch.minimum(stop, position + window)
+    stop = torch.minimum(end, position + 1) if rule.causal else end
+    if rule.window is not None:
+        first = torch.maximum(first, position - rule.window + 1)
+        stop = torch.minimum(stop, position + rule.window)
     beyond = flash.tail(cu_q, rows)
     first, stop = (torch.where(beyond, cu_k[-1], bound) for bound in (first, stop))
     return first, torch.maximum(first, stop)

@@ -13,26 +13,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from seqmesh.kernels.backends.base import Backend, Request, statistics_dtype
+from seqmesh.kernels.backends.base import Backend, Request, Rule, Segments, statistics_dtype
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,  # noqa: ARG001 -- part of the contract
-    max_k: int,  # noqa: ARG001
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, segments: Segments, rule: Rule) -> tuple[Tensor, Tensor]:
     """See `base.BlockForward`."""
     out, lse = torch.zeros_like(q), q.new_full((q.shape[1], len(q)), -torch.inf, dtype=statistics_dtype(q.dtype))
-    for queries, keys in segments(cu_q, cu_k):
-        scores = _scores(q[queries], k[keys], causal=causal, window=window, scale=scale)
+    for queries, keys in row_ranges(segments):
+        scores = _scores(q[queries], k[keys], rule)
         row_lse = torch.logsumexp(scores, dim=-1)
         weights = _weights(scores, row_lse)
         value = _expand(v[keys], q.shape[1])
@@ -48,24 +36,16 @@ def backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,  # noqa: ARG001 -- part of the contract
-    max_k: int,  # noqa: ARG001
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
+    segments: Segments,
+    rule: Rule,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `base.BlockBackward`."""
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for queries, keys in segments(cu_q, cu_k):
-        weights = _weights(
-            _scores(q[queries], k[keys], causal=causal, window=window, scale=scale), lse[:, queries].double()
-        )
+    for queries, keys in row_ranges(segments):
+        weights = _weights(_scores(q[queries], k[keys], rule), lse[:, queries].double())
         grad, output = (x[queries].double().transpose(0, 1) for x in (dout, out))
         dweights = grad @ _expand(v[keys], q.shape[1]).transpose(1, 2)
-        dscores = weights * (dweights - (grad * output).sum(dim=-1, keepdim=True)) * scale
+        dscores = weights * (dweights - (grad * output).sum(dim=-1, keepdim=True)) * rule.scale
         dq[queries] = (dscores @ _expand(k[keys], q.shape[1])).transpose(0, 1).to(dq.dtype)
         query = q[queries].double().transpose(0, 1)
         dk[keys] = _gather_heads(dscores.transpose(1, 2) @ query, k.shape[1]).to(dk.dtype)
@@ -73,25 +53,26 @@ def backward(
     return dq, dk, dv
 
 
-def segments(cu_q: Tensor, cu_k: Tensor) -> Iterator[tuple[slice, slice]]:
+def row_ranges(segments: Segments) -> Iterator[tuple[slice, slice]]:
     """(query rows, key rows) of the segments that have both."""
-    for (q_start, q_stop), (k_start, k_stop) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
+    query_bounds, key_bounds = (pairwise(cu.tolist()) for cu in (segments.cu_q, segments.cu_k))
+    for (q_start, q_stop), (k_start, k_stop) in zip(query_bounds, key_bounds, strict=True):
         if q_start < q_stop and k_start < k_stop:
             yield slice(q_start, q_stop), slice(k_start, k_stop)
 
 
-def visible(queries: int, keys: int, *, causal: bool, window: int | None, device: torch.device | None = None) -> Tensor:
+def visible(queries: int, keys: int, rule: Rule, device: torch.device | None = None) -> Tensor:
     """[queries, keys] bool: which key each row sees, the last query standing beside the last key."""
     position = torch.arange(queries, device=device).unsqueeze(1) + keys - queries
     distance = position - torch.arange(keys, device=device)
-    allowed = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
-    return allowed if window is None else allowed & (distance.abs() < window)
+    allowed = distance >= 0 if rule.causal else torch.ones_like(distance, dtype=torch.bool)
+    return allowed if rule.window is None else allowed & (distance.abs() < rule.window)
 
 
-def _scores(q: Tensor, k: Tensor, *, causal: bool, window: int | None, scale: float) -> Tensor:
+def _scores(q: Tensor, k: Tensor, rule: Rule) -> Tensor:
     """[Hq, Lq, Lk] float64, −inf where a row does not see a key."""
-    allowed = visible(len(q), len(k), causal=causal, window=window, device=q.device)
-    scores = q.double().transpose(0, 1) @ _expand(k, q.shape[1]).transpose(1, 2) * scale
+    allowed = visible(len(q), len(k), rule, q.device)
+    scores = q.double().transpose(0, 1) @ _expand(k, q.shape[1]).transpose(1, 2) * rule.scale
     return scores.masked_fill(~allowed, -torch.inf)
 
 

@@ -14,40 +14,28 @@ import torch
 from torch import Tensor
 
 from seqmesh.kernels.backends import flash
-from seqmesh.kernels.backends.base import Backend, Request
+from seqmesh.kernels.backends.base import Backend, Request, Rule, Segments
 from seqmesh.kernels.backends.flash2 import as_written, mask_arguments
 
 NAME = "torch's flash attention"
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, segments: Segments, rule: Rule) -> tuple[Tensor, Tensor]:
     """See `base.BlockForward`."""
-    if flash.is_empty(q, k, cu_q, max_q, max_k):
+    if flash.is_empty(q, k, segments):
         return flash.empty_forward(q)
-    flash.check_size(NAME, q, k, cu_q)
+    flash.check_size(NAME, q, k, segments)
     out, lse, *_ = _operators()._flash_attention_forward(
         *map(flash.loadable, (q, k, v)),
-        cum_seq_q=cu_q,
-        cum_seq_k=cu_k,
+        cum_seq_q=segments.cu_q,
+        cum_seq_k=segments.cu_k,
         dropout_p=0.0,
-        is_causal=causal,
+        is_causal=rule.causal,
         return_debug_mask=False,
-        scale=scale,
-        **mask_arguments(max_q, max_k, causal=causal, window=window, names=("max_q", "max_k")),
+        scale=rule.scale,
+        **mask_arguments(segments, rule, names=("max_q", "max_k")),
     )
-    return flash.clean_forward(out, lse, cu_q)
+    return flash.clean_forward(out, lse, segments)
 
 
 def backward(
@@ -57,32 +45,26 @@ def backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
+    segments: Segments,
+    rule: Rule,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `base.BlockBackward`. The operator asks torch itself whether it has to be deterministic."""
-    if flash.is_empty(q, k, cu_q, max_q, max_k):
+    if flash.is_empty(q, k, segments):
         return flash.empty_backward(q, k, v)
-    flash.check_size(NAME, q, k, cu_q)
+    flash.check_size(NAME, q, k, segments)
     dq, dk, dv = _operators()._flash_attention_backward(
         *map(flash.loadable, (dout, q, k, v, out)),
         logsumexp=as_written(lse),
-        cum_seq_q=cu_q,
-        cum_seq_k=cu_k,
+        cum_seq_q=segments.cu_q,
+        cum_seq_k=segments.cu_k,
         dropout_p=0.0,
-        is_causal=causal,
+        is_causal=rule.causal,
         rng_state=torch.zeros(2, dtype=torch.uint64, device=q.device),  # of the dropout that there is none of
         unused=torch.empty(0, device=q.device),
-        scale=scale,
-        **mask_arguments(max_q, max_k, causal=causal, window=window, names=("max_q", "max_k")),
+        scale=rule.scale,
+        **mask_arguments(segments, rule, names=("max_q", "max_k")),
     )
-    return flash.clean_backward(dq, dk, dv, cu_q, cu_k)
+    return flash.clean_backward(dq, dk, dv, segments)
 
 
 def _operators() -> Any:

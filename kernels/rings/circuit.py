@@ -21,16 +21,15 @@ size, in prose).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from seqmesh.kernels.backends.base import BlockBackward, BlockForward, statistics_dtype
+from seqmesh.kernels.backends.base import BlockBackward, BlockForward, Rule, statistics_dtype
 from seqmesh.kernels.layout import Ring, Traffic
 from seqmesh.kernels.merge import merge_
 from seqmesh.kernels.rings.messages import Messages, exchange
-from seqmesh.kernels.rings.segment import Rule, attend, attend_backward
+from seqmesh.kernels.rings.segment import attend, attend_backward
 
 
 def visible_block(ring: Ring, member: int, owner: int, causal: bool) -> tuple[int, int]:
@@ -49,7 +48,7 @@ class Circuit:
     def __init__(self, ring: Ring, k: Tensor, v: Tensor, rule: Rule, traffic: Traffic) -> None:
         """k, v [n, Hk, D]: those of the member's piece."""
         self.ring, self.traffic = ring, traffic
-        self._rule, self._full = rule, replace(rule, causal=False)
+        self._rule, self._full = rule, rule._replace(causal=False)
         # k beside v, row by row: any first rows of a block are contiguous, hence one message.
         self._own = torch.stack((k, v), dim=1)
         self._coming = self._pass_on(1, self._own)

@@ -18,11 +18,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from seqmesh.kernels.backends.base import BlockBackward, BlockForward, statistics_dtype
+from seqmesh.kernels.backends.base import BlockBackward, BlockForward, Rule, statistics_dtype
 from seqmesh.kernels.layout import Ring, Traffic
 from seqmesh.kernels.rings.messages import Messages, exchange
 from seqmesh.kernels.rings.reach import reach_of
-from seqmesh.kernels.rings.segment import Rule, attend, attend_backward
+from seqmesh.kernels.rings.segment import attend, attend_backward
 
 Slices = tuple[slice, ...]
 

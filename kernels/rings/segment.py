@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from seqmesh.kernels.backends.base import BlockBackward, BlockForward, statistics_dtype
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """Which keys a row sees, and the scale of scores: the keyword arguments of a back end's pair."""
-
-    causal: bool
-    window: int | None
-    scale: float
+from seqmesh.kernels.backends.base import BlockBackward, BlockForward, Rule, Segments, statistics_dtype
 
 
 def attend(block: BlockForward, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
     """q [n, Hq, D], k and v [m, Hk, D] -> out [n, Hq, D], lse [Hq, n]. n or m may be 0: no back end is asked then."""
     if not len(q) or not len(k):
         return torch.zeros_like(q), q.new_full((q.shape[1], len(q)), -torch.inf, dtype=statistics_dtype(q.dtype))
-    return block(
-        q, k, v, _bounds(q), _bounds(k), len(q), len(k), causal=rule.causal, window=rule.window, scale=rule.scale
-    )
+    return block(q, k, v, _one_segment(q, k), rule)
 
 
 def attend_backward(
@@ -34,21 +21,11 @@ def attend_backward(
     """Gradients over the pairs of this call: dq [n, Hq, D], dk and dv [m, Hk, D]."""
     if not len(q) or not len(k):
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    return block(
-        dout,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        _bounds(q),
-        _bounds(k),
-        len(q),
-        len(k),
-        causal=rule.causal,
-        window=rule.window,
-        scale=rule.scale,
-    )
+    return block(dout, q, k, v, out, lse, _one_segment(q, k), rule)
+
+
+def _one_segment(q: Tensor, k: Tensor) -> Segments:
+    return Segments(_bounds(q), _bounds(k), len(q), len(k))
 
 
 def _bounds(rows: Tensor) -> Tensor:

@@ -30,13 +30,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqmesh.kernels.backends.base import BlockBackward, BlockForward, statistics_dtype
+from seqmesh.kernels.backends.base import BlockBackward, BlockForward, Rule, Segments, statistics_dtype
 from seqmesh.kernels.layout import Layout, Ring
 from seqmesh.kernels.rings.choose import choose
 from seqmesh.kernels.rings.circuit import Circuit
 from seqmesh.kernels.rings.gather import Gather
 from seqmesh.kernels.rings.local import local_runs
-from seqmesh.kernels.rings.segment import Rule
 
 
 def spread_forward(
@@ -45,31 +44,23 @@ def spread_forward(
     v: Tensor,
     layout: Layout,
     block: BlockForward,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
+    rule: Rule,
     exchange: str,
 ) -> tuple[Tensor, Tensor]:
     """Attend every row to its document, wherever that is: (out [T, Hq, D] in q's dtype, lse [Hq, T]).
 
-    q [T, Hq, D], k and v [T, Hk, D]; lse and window as in `base.BlockForward`. Rows past the last segment have out 0
+    q [T, Hq, D], k and v [T, Hk, D]; lse as in `base.BlockForward`. Rows past the last segment have out 0
     and lse −inf, whatever they hold. exchange: "ring", "gather", or "auto" to choose for each ring. Bytes sent are
     added to layout.traffic. The arguments have passed `rings.checks`.
     """
-    rule = Rule(causal=causal, window=window, scale=scale)
     rings = [ring for ring in layout.rings if ring.size > 1]
     if not rings:
-        cu, longest = layout.cu_seqlens, layout.max_seqlen
-        return block(q, k, v, cu, cu, longest, longest, causal=causal, window=window, scale=scale)
+        return block(q, k, v, Segments.of_themselves(layout.cu_seqlens, layout.max_seqlen), rule)
     started = [_start(ring, k, v, layout, rule, exchange) for ring in rings]
     out = q.new_zeros(q.shape)
     lse = q.new_full((q.shape[1], len(q)), -torch.inf, dtype=statistics_dtype(q.dtype))
-    for run in local_runs(layout, rings, len(q)):
-        rows, cu, longest = run.rows, run.cu_seqlens, run.longest
-        out[rows], lse[:, rows] = block(
-            q[rows], k[rows], v[rows], cu, cu, longest, longest, causal=causal, window=window, scale=scale
-        )
+    for rows, segments in local_runs(layout, rings, len(q)):
+        out[rows], lse[:, rows] = block(q[rows], k[rows], v[rows], segments, rule)
     for ring, keys in zip(rings, started, strict=True):
         keys.forward(q[ring.rows], out[ring.rows], lse[:, ring.rows], block)
     return out, lse
@@ -84,38 +75,20 @@ def spread_backward(
     lse: Tensor,
     layout: Layout,
     block: BlockBackward,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float,
+    rule: Rule,
     exchange: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients (dq [T, Hq, D], dk and dv [T, Hk, D], in the inputs' dtypes) of `spread_forward`, which had the same
     arguments and gave out and lse. Rows past the last segment have gradient 0. Every member of a ring calls it, in the
     order of its forward passes or any other that is the same for all of them."""
-    rule = Rule(causal=causal, window=window, scale=scale)
     rings = [ring for ring in layout.rings if ring.size > 1]
     if not rings:
-        cu, longest = layout.cu_seqlens, layout.max_seqlen
-        return block(dout, q, k, v, out, lse, cu, cu, longest, longest, causal=causal, window=window, scale=scale)
+        return block(dout, q, k, v, out, lse, Segments.of_themselves(layout.cu_seqlens, layout.max_seqlen), rule)
     started = [_start(ring, k, v, layout, rule, exchange) for ring in rings]
     dq, dk, dv = (x.new_zeros(x.shape) for x in (q, k, v))
-    for run in local_runs(layout, rings, len(q)):
-        rows, cu, longest = run.rows, run.cu_seqlens, run.longest
+    for rows, segments in local_runs(layout, rings, len(q)):
         dq[rows], dk[rows], dv[rows] = block(
-            dout[rows],
-            q[rows],
-            k[rows],
-            v[rows],
-            out[rows],
-            lse[:, rows],
-            cu,
-            cu,
-            longest,
-            longest,
-            causal=causal,
-            window=window,
-            scale=scale,
+            dout[rows], q[rows], k[rows], v[rows], out[rows], lse[:, rows], segments, rule
         )
     coming = [
         keys.backward(dout[ring.rows], q[ring.rows], out[ring.rows], lse[:, ring.rows], dq[ring.rows], block)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, zip_longest
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from seqmesh.kernels.backends.base import Backend
+from seqmesh.kernels.attention import varlen_attention
 from seqmesh.kernels.layout import Layout, Ring
-from seqmesh.kernels.rings.spread import spread_backward, spread_forward
 from seqmesh.packer.pieces import chunk_sizes, piece_ranges
 from tests.kernels.reference import layout_of
 
@@ -98,24 +96,15 @@ class Terms:
     scale: float = 0.3
 
 
-class Spread(torch.autograd.Function):
-    """A back end's pair over a layout with its rings."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout, backend: Backend, terms: Terms) -> Tensor:
-        out, lse = spread_forward(q, k, v, layout, backend.forward, **vars(terms))
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = layout, backend, terms
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        layout, backend, terms = ctx.rest
-        gradients = spread_backward(dout, q, k, v, out, lse, layout, backend.backward, **vars(terms))
-        return *gradients, None, None, None
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, backend: Backend, terms: Terms) -> Tensor:
-    out: Tensor = Spread.apply(q, k, v, layout, backend, terms)  # type: ignore[no-untyped-call]  # torch has no types
-    return out
+def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, backend: str, terms: Terms) -> Tensor:
+    return varlen_attention(
+        q,
+        k,
+        v,
+        layout,
+        causal=terms.causal,
+        window=terms.window,
+        scale=terms.scale,
+        backend=backend,
+        exchange=terms.exchange,
+    )

@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import Tensor
 
 from seqmesh.kernels.backends import reference
-from seqmesh.kernels.backends.base import Backend
+from seqmesh.kernels.backends.base import Backend, Rule, Segments
 from seqmesh.tools import gpu_check
 from seqmesh.tools.gpu_check import NO_GPU, Verdict, check, clock, flops, packs
 from seqmesh.tools.kernel_cases import PARTS, Case, cases
@@ -68,13 +68,15 @@ def test_what_is_wrong_is_said_and_fails(monkeypatch: pytest.MonkeyPatch) -> Non
 def altered(*, raises: Exception | None = None, **options: Any) -> Backend:
     """The formula, with other options than it was asked for."""
 
-    def forward(*tensors: Any, **given: Any) -> tuple[Tensor, Tensor]:
+    def forward(q: Tensor, k: Tensor, v: Tensor, segments: Segments, rule: Rule) -> tuple[Tensor, Tensor]:
         if raises is not None:
             raise raises
-        return GOOD.forward(*tensors, **given | options)
+        return GOOD.forward(q, k, v, segments, rule._replace(**options))
 
-    def backward(*tensors: Any, **given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return GOOD.backward(*tensors, **given | options)
+    def backward(
+        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, segments: Segments, rule: Rule
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return GOOD.backward(dout, q, k, v, out, lse, segments, rule._replace(**options))
 
     return replace(GOOD, forward=forward, backward=backward)
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from seqmesh.kernels.backends.base import Backend, Request, statistics_dtype
+from seqmesh.kernels.backends.base import Backend, Request, Rule, Segments, statistics_dtype
 from seqmesh.kernels.merge import merge
 from tests.kernels.reference import leaves, reference_block, relative_error
 
@@ -147,16 +147,14 @@ def random_tensors(case: Case) -> Tensors:
 
 def call_forward(backend: Backend, case: Case, tensors: Tensors) -> tuple[Tensor, Tensor]:
     q, k, v, _ = tensors
-    return backend.forward(q, k, v, *_bounds(case), causal=case.causal, window=case.window, scale=case.scale)
+    return backend.forward(q, k, v, _segments(case), Rule(case.causal, case.window, case.scale))
 
 
 def call_backward(
     backend: Backend, case: Case, tensors: Tensors, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, dout = tensors
-    return backend.backward(
-        dout, q, k, v, out, lse, *_bounds(case), causal=case.causal, window=case.window, scale=case.scale
-    )
+    return backend.backward(dout, q, k, v, out, lse, _segments(case), Rule(case.causal, case.window, case.scale))
 
 
 def reference(case: Case, tensors: Tensors) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
@@ -177,10 +175,9 @@ def finite(lse: Tensor) -> Tensor:
     return lse.masked_fill(lse == -torch.inf, 0.0)
 
 
-def _bounds(case: Case) -> tuple[Tensor, Tensor, int, int]:
-    """cu_q, cu_k, max_q, max_k."""
+def _segments(case: Case) -> Segments:
     cu_q, cu_k = (
         torch.tensor(list(accumulate(lengths, initial=0)), dtype=torch.int32, device=case.device)
         for lengths in (case.lengths, case.keys)
     )
-    return cu_q, cu_k, max(case.lengths, default=0), max(case.keys, default=0)
+    return Segments(cu_q, cu_k, max(case.lengths, default=0), max(case.keys, default=0))

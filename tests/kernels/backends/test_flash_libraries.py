@@ -7,13 +7,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
 from seqmesh.kernels.backends import flash, flash2, flash3, flash4, torch_varlen
-from seqmesh.kernels.backends.base import Backend
+from seqmesh.kernels.backends.base import Backend, Rule, Segments
 from seqmesh.tools.kernel_cases import TOLERANCES, Case, cases, compare, make_inputs
 from tests.kernels.signatures import standins
 from tests.kernels.signatures.recorded import Recorded, recorded
@@ -115,12 +114,11 @@ def test_torch_s_operators_take_the_calls() -> None:
         rows(64, 32, 1, shape=(40, 2, 32)),
         torch.zeros(4, dtype=torch.int32),
     )
-    bounds = (cu.to("meta"), cu.to("meta"), 20, 20)
-    for causal, window in ((True, None), (False, 3)):
-        mask: dict[str, Any] = {"causal": causal, "window": window, "scale": 0.1}
-        out, lse = torch_varlen.forward(q, k, k, *bounds, **mask)
+    segments = Segments.of_themselves(cu.to("meta"), 20)
+    for rule in (Rule(True, None, 0.1), Rule(False, 3, 0.1)):
+        out, lse = torch_varlen.forward(q, k, k, segments, rule)
         assert (out.shape, out.dtype, lse.shape, lse.dtype) == (q.shape, q.dtype, (4, 50), torch.float32)
-        gradients = torch_varlen.backward(out, q, k, k, out, lse, *bounds, **mask)
+        gradients = torch_varlen.backward(out, q, k, k, out, lse, segments, rule)
         assert [gradient.shape for gradient in gradients] == [q.shape, k.shape, k.shape]
 
 
@@ -169,18 +167,19 @@ def test_rows_that_kernels_cannot_load_are_copied() -> None:
 
 
 def test_what_overflows_inside_a_library_is_refused() -> None:
-    q, cu = rows(256, 64, 1, shape=(1 << 22, 8, 64)), torch.zeros(3, dtype=torch.int32)
+    q = rows(256, 64, 1, shape=(1 << 22, 8, 64))
+    few, many = (Segments.of_themselves(torch.zeros(count + 1, dtype=torch.int32), 1) for count in (2, 65536))
     with pytest.raises(
         NotImplementedError, match=r"rows · heads · head_dim is 2147483648, and it counts to 2147483647"
     ):
-        flash.check_size("it", q, q[:5], cu)
+        flash.check_size("it", q, q[:5], few)
     with pytest.raises(NotImplementedError, match="2147483648"):
-        flash.check_size("it", q[:5], q[:, :1], cu)  # gradients of keys, one for each query head
+        flash.check_size("it", q[:5], q[:, :1], few)  # gradients of keys, one for each query head
     with pytest.raises(NotImplementedError, match=r"there are 65536 segments, and it takes 65535 at most"):
-        flash.check_size("it", q[:5], q[:5], torch.zeros(65537, dtype=torch.int32))
-    flash.check_size("it", q[:-1], q[:-1], cu)
+        flash.check_size("it", q[:5], q[:5], many)
+    flash.check_size("it", q[:-1], q[:-1], few)
     with pytest.raises(NotImplementedError, match="segments"):
-        flash3.forward(q[:5], q[:5], q[:5], torch.zeros(65537), cu, 1, 1, causal=True, window=None, scale=1.0)
+        flash3.forward(q[:5], q[:5], q[:5], many, Rule(True, None, 1.0))
 
 
 def test_inputs_are_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,9 +187,9 @@ def test_inputs_are_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
         backend, inputs = stand_in(monkeypatch, name), make_inputs(PACK, CPU, torch.bfloat16)
         tensors = (inputs.dout, inputs.q, inputs.k, inputs.v)
         copies = [x.clone() for x in tensors]
-        options: dict[str, Any] = {"causal": True, "window": None, "scale": 1.0}
-        out, lse = backend.forward(inputs.q, inputs.k, inputs.v, *inputs.bounds, **options)
+        rule = Rule(causal=True, window=None, scale=1.0)
+        out, lse = backend.forward(inputs.q, inputs.k, inputs.v, inputs.segments, rule)
         copies += [out.clone(), lse.clone()]
-        backend.backward(*tensors, out, lse, *inputs.bounds, **options)
+        backend.backward(*tensors, out, lse, inputs.segments, rule)
         for x, copy in zip((*tensors, out, lse), copies, strict=True):
             assert torch.equal(x.nan_to_num(), copy.nan_to_num()), name

@@ -9,17 +9,18 @@ from torch import Tensor
 from torch.nn.attention import flex_attention
 
 from seqmesh.kernels.backends import flex, reference
+from seqmesh.kernels.backends.base import Rule, Segments
 from seqmesh.tools.kernel_cases import TOLERANCES, Case, cases, compare
 
 CPU = torch.device("cpu")
 
 
-def seen(cu_q: Tensor, cu_k: Tensor, rows: int, keys: int, *, causal: bool, window: int | None) -> Tensor:
+def seen(segments: Segments, rule: Rule, rows: int, keys: int) -> Tensor:
     """[rows, keys] bool, segment by segment."""
     mask = torch.zeros(rows, keys, dtype=torch.bool)
-    for queries, others in reference.segments(cu_q, cu_k):
+    for queries, others in reference.row_ranges(segments):
         sizes = queries.stop - queries.start, others.stop - others.start
-        mask[queries, others] = reference.visible(*sizes, causal=causal, window=window)
+        mask[queries, others] = reference.visible(*sizes, rule)
     return mask
 
 
@@ -30,8 +31,9 @@ def test_a_row_sees_one_run_of_keys_and_tiles_follow() -> None:
             lengths = [[draw.choice((0, 1, 3, 130, 300)) for _ in range(4)] for _ in range(2)]
             cu_q, cu_k = (torch.tensor([0, *x]).cumsum(0).int() for x in lengths)
             rows, keys = (int(cu[-1]) + draw.choice((1, 200)) for cu in (cu_q, cu_k))
-            first, stop = flex.key_ranges(cu_q, cu_k, rows, causal=causal, window=window)
-            true = seen(cu_q, cu_k, rows, keys, causal=causal, window=window)
+            segments, rule = Segments(cu_q, cu_k, *map(max, lengths)), Rule(causal, window, 1.0)
+            first, stop = flex.key_ranges(segments, rule, rows)
+            true = seen(segments, rule, rows, keys)
             key = torch.arange(keys)
             assert torch.equal((first[:, None] <= key) & (key < stop[:, None]), true)
             some, every = flex.visible_tiles(first, stop, keys)

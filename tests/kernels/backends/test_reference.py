@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from seqmesh.kernels.backends import reference
+from seqmesh.kernels.backends.base import Rule
 from tests.kernels.backends.contract import Case, request
 
 
@@ -23,7 +24,7 @@ from tests.kernels.backends.contract import Case, request
     ],
 )
 def test_who_sees_what(queries: int, keys: int, causal: bool, window: int | None, expected: list[str]) -> None:
-    allowed = reference.visible(queries, keys, causal=causal, window=window)
+    allowed = reference.visible(queries, keys, Rule(causal, window, 1.0))
     assert ["".join(str(int(seen)) for seen in row) for row in allowed] == expected
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from seqmesh.kernels.attention import varlen_attention
+from seqmesh.kernels.backends.base import Rule
 from seqmesh.kernels.layout import Layout, Ring
 from seqmesh.kernels.rings import circuit, gather
 from seqmesh.kernels.rings.checks import check_rings
@@ -17,7 +18,6 @@ from seqmesh.kernels.rings.messages import Messages, Rows
 from seqmesh.kernels.rings.spread import spread_backward, spread_forward
 from seqmesh.trainer.parallel import Ranks
 from tests.kernels.reference import layout_of
-from tests.kernels.spread import Terms
 from tests.ranks import run_ranks
 
 GOOD = Ring(segment=0, start=0, ranks=(0, 1), index=0, chunks=(1, 2, 2, 2))
@@ -119,8 +119,8 @@ def test_nothing_waits_for_a_device(exchange: str, monkeypatch: pytest.MonkeyPat
     later = Ring(segment=2, start=5, ranks=(1, 0, 2), index=1, chunks=(1, 2, 2, 2, 2, 2))
     layout = replace(layout_of([3, 2, 4, 6], device="meta"), rings=(later, GOOD))
     q, k = (torch.empty(17, heads, 8, device="meta", dtype=torch.bfloat16) for heads in (4, 2))
-    terms = vars(Terms(exchange=exchange))
-    out, lse = spread_forward(q, k, k, layout, forward_of_shapes, **terms)
+    terms = Rule(causal=True, window=None, scale=0.5), exchange
+    out, lse = spread_forward(q, k, k, layout, forward_of_shapes, *terms)
     assert (out.shape, out.dtype, lse.shape, lse.dtype) == (q.shape, q.dtype, (4, 17), torch.float32)
-    gradients = spread_backward(q, q, k, k, out, lse, layout, backward_of_shapes, **terms)
+    gradients = spread_backward(q, q, k, k, out, lse, layout, backward_of_shapes, *terms)
     assert [(x.shape, x.dtype) for x in gradients] == [(x.shape, x.dtype) for x in (q, k, k)]
