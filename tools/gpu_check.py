@@ -80,12 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to this file, too")
     parser.add_argument("--quick", action="store_true", help="fewer cases, and no times")
     options = parser.parse_args(arguments)
+    try:
+        check_folders(options.json)
+    except FileNotFoundError as error:
+        parser.error(str(error))
     return run(json_path=options.json, quick=options.quick)
 
 
 def run(*, json_path: Path | None = None, quick: bool = False, console: Console | None = None) -> int:
-    """The exit code. Raises FileNotFoundError, before anything is run, if the file can have no place."""
-    check_folders(json_path)
+    """The exit code."""
     console = console or Console()
     verdicts = [verdict for device in devices() for verdict in judge(BACKENDS, device, tried_on(device, quick=quick))]
     timed = [verdict for verdict in verdicts if verdict.device == "cuda" and not quick]

@@ -55,8 +55,9 @@ def test_its_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsy
     monkeypatch.setattr(gpu_check, "BACKENDS", {})
     assert gpu_check.main(["--quick", "--json", str(tmp_path / "out.json")]) == 0
     assert NO_GPU in capsys.readouterr().out
-    with pytest.raises(FileNotFoundError, match="is no folder"):
+    with pytest.raises(SystemExit, match="2"):
         gpu_check.main(["--json", str(tmp_path / "nowhere" / "out.json")])
+    assert "is no folder" in capsys.readouterr().err
 
 
 def test_what_is_wrong_is_said_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
