@@ -133,7 +133,8 @@ def show(_):
     sys.stdin.read()
 
 if __name__ == "__main__":
-    prepare(PrepareOptions(inputs=(sys.argv[1],), out=Path(sys.argv[2]), tokenizer=sys.argv[3], workers=2), progress=show)
+    given, out, tokenizer = sys.argv[1:]
+    prepare(PrepareOptions(inputs=(given,), out=Path(out), tokenizer=tokenizer, workers=2), progress=show)
 """
 
 
