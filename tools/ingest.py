@@ -1,4 +1,4 @@
-"""One batch of records at a time: encode, count, append the end-of-document token, hand over to the shard writer."""
+"""One batch of records at a time: encode, count, put the marks around, hand over to the shard writer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from seqmesh.loader.manifest import FileEntry
-from seqmesh.tools.engines import Engine, Ids
 from seqmesh.tools.records import BadRecord, Cursor, Document, Record
 from seqmesh.tools.shard_writer import ShardWriter
-from seqmesh.tools.tokenizer import TokenizerFile
+from seqmesh.tools.tokenizers.engine import Engine, Ids
+from seqmesh.tools.tokenizers.file import TokenizerFile, add_marks
 
 BATCH_BYTES = 4 << 20  # of text; a larger document is a batch of its own
 BATCH_DOCUMENTS = 4096
@@ -78,8 +78,7 @@ class Ingest:
         that the outcome does not depend on the size of batches.
         """
         encoded = self._encoded(batch)
-        end_tokens = int(self.tokenizer.eod_id is not None)
-        sizes = [ids.size + end_tokens for ids in encoded if ids is not None]
+        sizes = [ids.size + self.tokenizer.marks for ids in encoded if ids is not None]
         cuts = set(self.writer.cuts(np.array(sizes, np.int64)))
         pending: list[tuple[Document, Ids]] = []
         number = 0  # of the next document among those of the batch that are kept
@@ -121,9 +120,7 @@ class Ingest:
         lengths = np.fromiter(map(len, parts), np.int64, len(parts))
         ids = np.concatenate(parts) if parts else np.zeros(0, np.uint32)
         _refuse_reserved(ids, lengths, documents, self.tokenizer)
-        if self.tokenizer.eod_id is not None:
-            ids = np.insert(ids, np.cumsum(lengths), self.tokenizer.eod_id)
-            lengths = lengths + 1
+        ids, lengths = add_marks(ids, lengths, self.tokenizer)
         names = [document.doc_id for document in documents]
         self.writer.add(ids, lengths=lengths, doc_ids=names, sources=[document.source for document in documents])
 
@@ -163,7 +160,9 @@ def _refuse_reserved(
         where = int(hits.argmax())
         document = documents[int(np.searchsorted(np.cumsum(lengths), where, side="right"))]
         token = tokenizer.tokenizer.id_to_token(int(ids[where]))
-        raise ValueError(
-            f"the text of document {document.doc_id!r} encodes to the special token {token!r}: this tokenizer cannot "
-            "tell such text from the token; take it out of the text or use another tokenizer"
+        advice = (
+            "it would end or begin twice; take it out of the text, or do without that mark"
+            if tokenizer.parse_special
+            else "this tokenizer cannot tell such text from the token; take it out of the text or use another tokenizer"
         )
+        raise ValueError(f"the text of document {document.doc_id!r} encodes to the special token {token!r}: {advice}")

@@ -52,6 +52,8 @@ class Recipe:
     max_tokens: int | None
     text_column: str
     inputs: tuple[InputMark, ...]
+    bod_token: str | None = None
+    parse_special: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from seqmesh.loader.files import checksum
 from seqmesh.loader.manifest import FileEntry
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.tools import journal
-from seqmesh.tools.claim import LOCK_NAME, QUARANTINE_NAME, TOKENIZER_NAME, clear
+from seqmesh.tools.claim import LOCK_NAME, QUARANTINE_NAME, TOKENIZER_NAMES, clear
 from seqmesh.tools.ingest import Tally
 from seqmesh.tools.journal import Header, Mark, Recipe
 from seqmesh.tools.quarantine import OnError, quarantined
@@ -65,7 +65,7 @@ def position_of(out: Path, marks: Sequence[Mark], say: Callable[[str], None]) ->
     if marks:
         say(f"{out} holds an unfinished set: checking its {len(marks)} shards")
     whole = _whole(out, marks, quarantined(out), say)
-    kept = {mark.shard.file for mark in whole} | {TOKENIZER_NAME, journal.JOURNAL_NAME, LOCK_NAME}
+    kept = {mark.shard.file for mark in whole} | {*TOKENIZER_NAMES, journal.JOURNAL_NAME, LOCK_NAME}
     clear(out, keep=frozenset(kept | {QUARANTINE_NAME, QUARANTINE_NAME + ".tmp"}))
     if not whole:
         return Position()

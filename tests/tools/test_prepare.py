@@ -19,7 +19,8 @@ from seqmesh.tools import ingest as ingest_module
 from seqmesh.tools import prepare as prepare_module
 from seqmesh.tools.prepare import PrepareOptions, prepare, run
 from seqmesh.tools.prepare_report import PrepareReport, Progress
-from seqmesh.tools.tokenizer import TRAIN_BYTES, load_tokenizer, train_tokenizer
+from seqmesh.tools.tokenizers.file import load_tokenizer
+from seqmesh.tools.tokenizers.training import TRAIN_BYTES, train_tokenizer
 
 
 @pytest.fixture
