@@ -108,7 +108,7 @@ def load_recorded(folder: Path, manifest: Manifest) -> TokenizerFile:
     for parse_special in (False, True):  # the manifest does not say; the fingerprint does
         if _fingerprint(data, _options(begin, end, parse_special)) == manifest.tokenizer:
             return _parse_again(data, str(path), begin or NONE, end or NONE, parse_special)
-    raise ValueError(f"{path} is not the tokenizer of this set, whose fingerprint is {manifest.tokenizer}")
+    raise ValueError(f"{path} is not the tokenizer of this set: its fingerprint is not {manifest.tokenizer}")
 
 
 def parse_tokenizer(
