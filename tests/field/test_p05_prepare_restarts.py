@@ -22,7 +22,7 @@ import pytest
 
 from seqmesh.loader.manifest import MANIFEST_NAME, read_manifest
 from seqmesh.loader.shards import ShardSet
-from seqmesh.tools.tokenizer import train_tokenizer
+from seqmesh.tools.tokenizers.training import train_tokenizer
 
 TEXTS = 10_000
 WORDS = "the seven ranks of a long ring hold short documents while every loader waits for one more token 0123 "

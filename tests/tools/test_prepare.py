@@ -21,7 +21,8 @@ from seqmesh.loader.manifest import MANIFEST_NAME, read_manifest
 from seqmesh.tools import prepare as prepare_module
 from seqmesh.tools.prepare import PrepareOptions, prepare, run
 from seqmesh.tools.prepare_report import PrepareReport, Progress
-from seqmesh.tools.tokenizer import TRAIN_BYTES, load_tokenizer, train_tokenizer
+from seqmesh.tools.tokenizers.file import load_tokenizer
+from seqmesh.tools.tokenizers.training import TRAIN_BYTES, train_tokenizer
 from seqmesh.tools.units import cut as cut_module
 
 

@@ -23,7 +23,7 @@ from seqmesh.tools.claim import LOCK_NAME, is_finished
 from seqmesh.tools.journal import JOURNAL_NAME
 from seqmesh.tools.prepare import PrepareOptions, prepare
 from seqmesh.tools.prepare_report import Progress
-from seqmesh.tools.tokenizer import train_tokenizer
+from seqmesh.tools.tokenizers.training import train_tokenizer
 from seqmesh.tools.units import cut as cut_module
 
 SHARD_TOKENS = 1500

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from seqmesh.loader.manifest import read_manifest
-from seqmesh.tools.engines import TokenizersEngine
 from seqmesh.tools.inputs import find_files
 from seqmesh.tools.prepare import PrepareOptions, prepare
-from seqmesh.tools.tokenizer import TokenizerFile, load_tokenizer
+from seqmesh.tools.tokenizers.engines import build_engine
+from seqmesh.tools.tokenizers.file import TokenizerFile, load_tokenizer
 from seqmesh.tools.units import cut
-from seqmesh.tools.units.crew import AHEAD, Crew, job_of
+from seqmesh.tools.units.crew import AHEAD, Crew, Job
 from seqmesh.tools.units.cut import Unit, units
 from seqmesh.tools.units.encoder import Encoded, Encoder
 from seqmesh.tools.units.filters import Filters
@@ -37,7 +37,7 @@ def tokenizer(tokenizer_path: Path) -> TokenizerFile:
 
 @pytest.fixture(scope="module")
 def crew(tokenizer: TokenizerFile) -> Iterator[Crew]:
-    with Crew(job_of(tokenizer, "tokenizers", Filters()), WORKERS) as crew:
+    with Crew(Job(tokenizer=tokenizer, engine="tokenizers", filters=Filters()), WORKERS) as crew:
         yield crew
 
 
@@ -63,7 +63,7 @@ def test_units_come_back_in_order_and_no_more_than_some_are_under_way(
             drawn += 1
             yield unit
 
-    encoder = Encoder(tokenizer, TokenizersEngine(tokenizer.tokenizer), Filters())
+    encoder = Encoder(tokenizer, build_engine(tokenizer, "tokenizers"), Filters())
     for taken, (unit, encoded) in enumerate(crew.encode(source()), 1):
         assert drawn - taken < AHEAD * WORKERS
         assert unit is work[taken - 1]

@@ -12,16 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqmesh.tools.engines import TokenizersEngine
-from seqmesh.tools.tokenizer import (
-    END_OF_DOCUMENT,
-    TokenizerFile,
-    decode,
-    load_tokenizer,
-    parse_tokenizer,
-    train_size,
-    train_tokenizer,
-)
+from seqmesh.tools.tokenizers.engines import reference_engine
+from seqmesh.tools.tokenizers.file import TokenizerFile, decode, load_tokenizer, parse_tokenizer
+from seqmesh.tools.tokenizers.training import END_OF_DOCUMENT, train_size, train_tokenizer
 
 
 def changed(path: Path, **fields: Any) -> bytes:
@@ -30,7 +23,7 @@ def changed(path: Path, **fields: Any) -> bytes:
 
 
 def encode(file: TokenizerFile, text: str) -> list[int]:
-    ids: list[int] = TokenizersEngine(file.tokenizer).encode([text])[0].tolist()
+    ids: list[int] = reference_engine(file).encode([text])[0].tolist()
     return ids
 
 
@@ -51,7 +44,7 @@ def test_the_literal_end_token_in_text_stays_text(tokenizer_path: Path) -> None:
 def test_training_gives_the_same_bytes_whatever_the_threads(texts: list[str], tmp_path: Path) -> None:
     script = (
         "import sys, json, xxhash\n"
-        "from seqmesh.tools.tokenizer import train_tokenizer\n"
+        "from seqmesh.tools.tokenizers.training import train_tokenizer\n"
         "print(xxhash.xxh3_128_hexdigest(train_tokenizer(json.load(open(sys.argv[1])), 400)))\n"
     )
     (tmp_path / "texts.json").write_text(json.dumps(texts))
