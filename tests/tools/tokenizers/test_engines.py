@@ -117,3 +117,33 @@ def test_a_difference_found_later_stops_the_job(file: TokenizerFile, monkeypatch
 def test_an_unknown_engine_is_refused(file: TokenizerFile) -> None:
     with pytest.raises(ValueError, match="must be one of auto, quicktok, tiktoken"):
         choose_engine(file, [], "fast")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["tokenizers", "tiktoken"])
+def test_flat_and_single_arrays_agree_whatever_the_threads(
+    file: TokenizerFile, name: str, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"):  # which an engine sets
+        monkeypatch.setenv(variable, "1")
+    expected = reference_engine(file).encode(texts)
+    for threads in (1, 3, None):
+        engine = build_engine(file, name, threads=threads)
+        ids, lengths = engine.encode_flat(texts)
+        assert (ids.dtype, lengths.dtype) == (np.dtype(np.uint32), np.dtype(np.int64))
+        assert ids.tolist() == np.concatenate(expected).tolist()
+        assert lengths.tolist() == list(map(len, expected))
+        assert all(map(np.array_equal, engine.encode(texts), expected))
+        assert engine.encode_flat([])[0].size == 0
+
+
+def test_unfit_threads_and_unknown_names_are_refused(file: TokenizerFile) -> None:
+    with pytest.raises(ValueError, match="threads is 0: must be at least 1"):
+        build_engine(file, "tiktoken", threads=0)
+    with pytest.raises(ValueError, match="the engine sentencepiece cannot run this tokenizer: it is run by tokenizers"):
+        build_engine(file, "sentencepiece")
+
+
+def test_special_tokens_that_are_parsed_are_left_to_the_reference(tokenizer_path: Path) -> None:
+    choice = choose_engine(load_tokenizer(tokenizer_path, parse_special=True), ["text"])
+    assert choice.engine.name == "tokenizers"
+    assert "special tokens are to be parsed" in choice.reason
