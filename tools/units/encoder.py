@@ -67,6 +67,7 @@ class Encoder:
         self._tokenizer = tokenizer
         self._engine = engine
         self._filters = filters
+        self._special = np.flatnonzero(tokenizer.reserved).astype(np.uint32)
 
     def encode(self, unit: Unit) -> Encoded:
         """Raises ValueError where a file cannot be read or the engine finds itself wrong."""
@@ -127,11 +128,18 @@ class Encoder:
 
     def _reserved(self, ids: Ids, lengths: Int64Array) -> tuple[int, int] | None:
         """Special tokens are ours to place. Some models hold them as ordinary vocabulary, where text can reach them."""
+        if not self._special.size or not _between(ids, self._special[0], self._special[-1]).any():
+            return None  # nearly always, and much cheaper than to look up each
         hits = self._tokenizer.reserved[ids]
         if not hits.any():
             return None
         where = int(hits.argmax())
         return int(np.searchsorted(np.cumsum(lengths), where, side="right")), int(ids[where])
+
+
+def _between(ids: Ids, low: np.uint32, high: np.uint32) -> npt.NDArray[np.bool_]:
+    """Whether each id is in the range, by one comparison: smaller ones wrap round to large numbers."""
+    return ids - low <= high - low
 
 
 def _fate(text: str | None) -> int:
