@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqmesh.packer.lengths import Int64Array
+from seqmesh.loader.manifest import token_dtype
 from seqmesh.tools.records import BadRecord
-from seqmesh.tools.tokenizers.engine import Engine, Ids
+from seqmesh.tools.tokenizers.engine import Engine, Ids, Lengths
 from seqmesh.tools.tokenizers.file import TokenizerFile, add_marks
 from seqmesh.tools.units.cut import Unit
 from seqmesh.tools.units.filters import (
@@ -46,14 +47,14 @@ class Encoded:
     """
 
     fates: npt.NDArray[np.uint8]  # [R]
-    files: Int64Array  # [R]
-    records: Int64Array  # [R]
-    offsets: Int64Array  # [R]
+    files: npt.NDArray[np.int64]  # [R]
+    records: npt.NDArray[np.int64]  # [R]
+    offsets: npt.NDArray[np.int64]  # [R]
     records_in_last: int
     bad: tuple[BadRecord, ...]
-    ids: Ids
-    lengths: Int64Array  # [K]
-    sizes: Int64Array  # [K] UTF-8 bytes
+    ids: npt.NDArray[np.unsignedinteger[Any]]
+    lengths: Lengths  # [K]
+    sizes: npt.NDArray[np.int64]  # [K] UTF-8 bytes
     doc_ids: list[str | None]  # [K]
     sources: list[str]  # [K]
     hashes: bytes
@@ -90,7 +91,7 @@ class Encoder:
             offsets=np.array(page.offsets, np.int64),
             records_in_last=page.records_in_last,
             bad=tuple(page.bad),
-            ids=ids,
+            ids=self._narrow(ids),
             lengths=lengths,
             sizes=np.array(page.sizes, np.int64)[kept],
             doc_ids=[page.doc_ids[i] for i in numbers],
@@ -108,14 +109,14 @@ class Encoder:
             fates[(fates != REFUSED) & ~inside] = SAMPLED_OUT
         return fates
 
-    def _encoded(self, texts: Sequence[str]) -> tuple[Ids, Int64Array]:
+    def _encoded(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
         parts = [self._engine.encode_flat(batch) for batch in _batches(texts)]
         if not parts:
             return np.zeros(0, np.uint32), np.zeros(0, np.int64)
         ids, lengths = zip(*parts, strict=True)
         return np.concatenate(ids), np.concatenate(lengths)
 
-    def _by_length(self, lengths: Int64Array) -> npt.NDArray[np.uint8]:
+    def _by_length(self, lengths: Lengths) -> npt.NDArray[np.uint8]:
         """What is decided by the number of tokens, before the marks are put around them."""
         limits, marked = self._filters, lengths + self._tokenizer.marks
         fates = np.full(len(lengths), KEPT, np.uint8)
@@ -126,7 +127,13 @@ class Encoder:
         fates[lengths == 0] = EMPTY
         return fates
 
-    def _reserved(self, ids: Ids, lengths: Int64Array) -> tuple[int, int] | None:
+    def _narrow(self, ids: Ids) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """The ids as a set stores them, half to be sent where the vocabulary is small. One outside of it stays what it
+        is: whoever writes will tell."""
+        fits = not ids.size or int(ids.max()) < self._tokenizer.vocab_size
+        return ids.astype(token_dtype(self._tokenizer.vocab_size), copy=False) if fits else ids
+
+    def _reserved(self, ids: Ids, lengths: Lengths) -> tuple[int, int] | None:
         """Special tokens are ours to place. Some models hold them as ordinary vocabulary, where text can reach them."""
         if not self._special.size or not _between(ids, self._special[0], self._special[-1]).any():
             return None  # nearly always, and much cheaper than to look up each
