@@ -11,14 +11,17 @@ import filelock
 
 from seqmesh.loader.manifest import LENGTHS_NAME, MANIFEST_NAME, read_manifest
 from seqmesh.tools.journal import JOURNAL_NAME
+from seqmesh.tools.units.seen import SEEN_NAME
 
 LOCK_NAME = "prepare.lock"
 TOKENIZER_NAME = "tokenizer.json"
+MODEL_NAME = "tokenizer.model"  # a SentencePiece model
+TOKENIZER_NAMES = (TOKENIZER_NAME, MODEL_NAME)  # a set keeps its tokenizer under one of them
 QUARANTINE_NAME = "quarantine.jsonl"
 
+_NAMES = (LENGTHS_NAME, MANIFEST_NAME, *TOKENIZER_NAMES, QUARANTINE_NAME, JOURNAL_NAME)
 _OURS = re.compile(
-    rf"(shard-\d+\.arrow|{'|'.join(map(re.escape, (LENGTHS_NAME, MANIFEST_NAME, TOKENIZER_NAME, QUARANTINE_NAME)))}"
-    rf"|{re.escape(JOURNAL_NAME)})(\.tmp)?|{re.escape(LOCK_NAME)}"
+    rf"(shard-\d+\.arrow|{'|'.join(map(re.escape, _NAMES))})(\.tmp)?|{'|'.join(map(re.escape, (LOCK_NAME, SEEN_NAME)))}"
 )
 
 
@@ -48,7 +51,7 @@ def claimed(out: Path, *, fingerprint: str | None) -> Iterator[None]:
         # An unfinished folder keeps the lock's file: two runs could get in at once where one removes what the other
         # has opened. In a finished folder nobody gets further than the manifest.
         if is_finished(out):
-            (out / LOCK_NAME).unlink(missing_ok=True)
+            _tidy(out)
         lock.release()
 
 
@@ -67,11 +70,17 @@ def clear(out: Path, *, keep: frozenset[str] = frozenset()) -> int:
     return len(gone)
 
 
+def _tidy(out: Path) -> None:
+    """Remove what only an unfinished run needs."""
+    for name in (LOCK_NAME, SEEN_NAME):
+        (out / name).unlink(missing_ok=True)
+
+
 def _refuse_finished(out: Path, fingerprint: str | None) -> None:
     if not is_finished(out):
         return
     with suppress(OSError):  # left by a kill in a run's last moment; the folder may be read-only
-        (out / LOCK_NAME).unlink(missing_ok=True)
+        _tidy(out)
     existing = read_manifest(out)
     known = {None: "", existing.tokenizer: ", made with the same tokenizer"}
     compared = known.get(fingerprint, f", made with another tokenizer ({existing.tokenizer}, now {fingerprint})")
@@ -84,6 +93,7 @@ def _refuse_finished(out: Path, fingerprint: str | None) -> None:
 def _refuse_foreign(out: Path) -> None:
     names = sorted(path.name for path in out.iterdir())
     foreign = [name for name in names if not _OURS.fullmatch(name)]
-    if foreign or names == [TOKENIZER_NAME]:  # a tokenizer alone is somebody's: our runs write the journal before it
+    # A tokenizer alone is somebody's: our runs write the journal before it.
+    if foreign or names in ([name] for name in TOKENIZER_NAMES):
         listed = ", ".join((foreign or names)[:5])
         raise FileExistsError(f"{out} holds other files ({listed}): choose a new or empty folder")

@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 
 USER_ERRORS = (ValueError, OSError, RuntimeError, NotImplementedError)
-Engine = Literal["auto", "tokenizers", "tiktoken"]
+Engine = Literal["auto", "quicktok", "tiktoken", "tokenizers", "sentencepiece"]
 OnError = Literal["stop", "skip"]
 Overlong = Literal["error", "truncate", "split", "drop"]
 Mode = Literal["free", "waves"]
@@ -52,13 +52,38 @@ def prepare(
         list[str], typer.Argument(help="JSONL or Parquet files (field or column 'text'), folders of text files, URLs.")
     ],
     out: Annotated[Path, typer.Option(help="Folder of the shard set: new, or of an interrupted run to continue.")],
-    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or train:VOCAB to train one on the input.")],
-    engine: Annotated[Engine, typer.Option(help="auto takes tiktoken where it is proved equal.")] = "auto",
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            help="A tokenizer.json, tiktoken's ranks, a SentencePiece model, or train:VOCAB to train one on the input."
+        ),
+    ],
+    engine: Annotated[Engine, typer.Option(help="auto takes the fastest that is proved equal.")] = "auto",
     eod_token: Annotated[str, typer.Option(help="Special token after each document: its text, auto or none.")] = "auto",
+    bod_token: Annotated[
+        str, typer.Option(help="The same before each document; auto is what the tokenizer's own template has there.")
+    ] = "none",
+    parse_special: Annotated[
+        bool, typer.Option("--parse-special", help="Text that spells a special token gives that token.")
+    ] = False,
+    pattern: Annotated[
+        str | None,
+        typer.Option(help="tiktoken's ranks: how text is split (gpt2, cl100k, o200k, llama3 or a regular expression)."),
+    ] = None,
+    special: Annotated[
+        list[str] | None,
+        typer.Option(help="tiktoken's ranks: a special token as TOKEN=ID (default: the pattern's); may be repeated."),
+    ] = None,
     shard_tokens: Annotated[int, typer.Option(help="Tokens of a shard.")] = 1 << 25,
     max_tokens: Annotated[int | None, typer.Option(help="Stop after this many tokens.")] = None,
     on_error: Annotated[OnError, typer.Option(help="Bad records: stop, or skip into quarantine.jsonl.")] = "stop",
     text_column: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
+    min_tokens: Annotated[int | None, typer.Option(help="Leave shorter documents out.")] = None,
+    max_document_tokens: Annotated[int | None, typer.Option(help="Leave longer documents out.")] = None,
+    dedup: Annotated[bool, typer.Option("--dedup", help="Keep the first of documents with equal texts.")] = False,
+    sample: Annotated[float | None, typer.Option(help="Take this share of the documents.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
+    workers: Annotated[int | None, typer.Option(help="Processes (default: one a core).")] = None,
 ) -> None:
     """Turn text into a shard set: tokenised, checked, with a manifest. Interrupted, the same command goes on where it
     stopped."""
@@ -70,10 +95,20 @@ def prepare(
         tokenizer=tokenizer,
         engine=engine,
         eod_token=eod_token,
+        bod_token=bod_token,
+        parse_special=parse_special,
+        pattern=pattern,
+        special=special or (),
         shard_tokens=shard_tokens,
         max_tokens=max_tokens,
         on_error=on_error,
         text_column=text_column,
+        min_tokens=min_tokens,
+        max_document_tokens=max_document_tokens,
+        dedup=dedup,
+        sample=sample,
+        seed=seed,
+        workers=workers,
     )
 
 

@@ -18,10 +18,11 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
-from seqmesh.tools.inputs import BUFFER_BYTES, InputFile, is_compressed, opened
+from seqmesh.tools.inputs import BUFFER_BYTES, InputFile, Kind, is_compressed, opened
 from seqmesh.tools.parquet import read_parquet
 from seqmesh.tools.records import (
     START,
@@ -38,45 +39,59 @@ from seqmesh.tools.records import (
 
 TEXT_COLUMN = "text"
 BOM = b"\xef\xbb\xbf"
+READ_ERRORS = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)  # of files that are cut or damaged
 
 
 def read_records(
     files: Sequence[InputFile], *, text_column: str = TEXT_COLUMN, start: Cursor = START
 ) -> Iterator[Record]:
     """All records of the files from `start` on, in order, one at a time."""
-    readers = {"jsonl": _read_jsonl, "parquet": read_parquet, "text": _read_text}
+    for reading in readings(files, text_column=text_column, start=start):
+        yield from read(reading)
+
+
+def readings(files: Sequence[InputFile], *, text_column: str, start: Cursor) -> Iterator[Reading]:
+    """The files from `start` on, each in one piece."""
     base = sum(file.size for file in files[: start.file])
     for number, file in enumerate(files[start.file :], start.file):
         begin = start if number == start.file else Cursor(file=number, record=0, offset=0)
-        yield from readers[file.kind](Reading(file=file, start=begin, base=base, text_column=text_column))
+        yield Reading(file=file, start=begin, base=base, text_column=text_column)
         base += file.size
 
 
-def _read_jsonl(reading: Reading) -> Iterator[Record]:
-    offset = reading.start.offset
-    with opened(reading.file) as (stream, stored):
-        for number, line in enumerate(_lines(stream, reading), reading.start.record):
-            content = line.removeprefix(BOM) if number == 0 else line
-            if content.strip():
-                yield _record(reading.place(number, offset, stored.tell()), content)
-            offset += len(line)
+def read(reading: Reading) -> Iterator[Record]:
+    """The records of one stretch of a file."""
+    readers: dict[Kind, Callable[[Reading], Iterator[Record]]] = {
+        "jsonl": _read_jsonl,
+        "parquet": read_parquet,
+        "text": _read_text,
+    }
+    return readers[reading.file.kind](reading)
 
 
-def _lines(stream: io.BufferedReader, reading: Reading) -> Iterator[bytes]:
-    """The lines of a stream from the start of the reading on. A file whose compressed data are cut or damaged raises
-    ValueError naming the line."""
-    number = reading.start.record
-    try:
-        _skip(stream, reading)
-        for line in stream:
-            number += 1
-            yield line
-    except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
-        raise ValueError(f"cannot read {reading.file.shown} after line {number}: {error}") from error
+def stretch(reading: Reading) -> tuple[int, bytes]:
+    """Of a stretch that ends before the file: the offset of its first line, and the bytes of all its lines.
+
+    A line belongs to the stretch in which it begins, so the last may reach beyond `stop`; where none begins there are
+    no bytes. Memory: the stretch, and its last line.
+    """
+    if reading.data is not None:
+        return reading.start.offset, reading.data
+    assert reading.stop is not None
+    with opened(reading.file) as (stream, _):
+        try:
+            first = reading.start.offset
+            if first:  # the line before it may end here, or nowhere in the stretch
+                stream.seek(first - 1)
+                first += len(stream.readline(reading.stop - first + 1)) - 1
+            data = stream.read(max(reading.stop - first, 0))
+            return first, data if not data or data.endswith(b"\n") else data + stream.readline()
+        except OSError as error:
+            raise ValueError(f"cannot read {reading.file.shown} after byte {reading.start.offset}: {error}") from error
 
 
-def _skip(stream: io.BufferedReader, reading: Reading) -> None:
-    """Go to the offset. Compressed data must be read to get there, but nothing in them is parsed or tokenised."""
+def skip_to(stream: io.BufferedReader, reading: Reading) -> None:
+    """Go to the start of a reading. Compressed data must be read to get there, but nothing in them is parsed."""
     left = reading.start.offset
     if left and not is_compressed(reading.file):
         stream.seek(left)
@@ -88,11 +103,45 @@ def _skip(stream: io.BufferedReader, reading: Reading) -> None:
         left -= len(chunk)
 
 
-def _record(place: Place, line: bytes) -> Record:
+def line_record(place: Place, line: bytes) -> Record:
+    """What a line of JSONL holds."""
     try:
         return document_of(place, _json_object(line))
     except BadTextError as error:
         return bad_record(place, error, line)
+
+
+def _read_jsonl(reading: Reading) -> Iterator[Record]:
+    with _lines(reading) as (offset, lines, tell):
+        for number, line in enumerate(lines, reading.start.record):
+            content = line if offset else line.removeprefix(BOM)
+            if content.strip():
+                yield line_record(reading.place(number, offset, tell()), content)
+            offset += len(line)
+
+
+@contextmanager
+def _lines(reading: Reading) -> Iterator[tuple[int, Iterable[bytes], Callable[[], int]]]:
+    """The offset of the first line, the lines, and how many stored bytes of the file are read by now."""
+    if reading.data is None and reading.stop is None:
+        with opened(reading.file) as (stream, stored):
+            yield reading.start.offset, _streamed(stream, reading), stored.tell
+    else:
+        offset, data = stretch(reading)
+        yield offset, io.BytesIO(data), lambda: offset + len(data)
+
+
+def _streamed(stream: io.BufferedReader, reading: Reading) -> Iterator[bytes]:
+    """The lines of a stream from the start of the reading on. A file whose compressed data are cut or damaged raises
+    ValueError naming the line."""
+    number = reading.start.record
+    try:
+        skip_to(stream, reading)
+        for line in stream:
+            number += 1
+            yield line
+    except READ_ERRORS as error:
+        raise ValueError(f"cannot read {reading.file.shown} after line {number}: {error}") from error
 
 
 def _json_object(line: bytes) -> dict[str, Any]:
@@ -119,7 +168,7 @@ def _json_reason(error: json.JSONDecodeError, *, cut: bool) -> str:
 def _read_text(reading: Reading) -> Iterator[Record]:
     place = reading.place(0, 0, reading.file.size)
     with opened(reading.file) as (stream, _):
-        data = b"".join(_lines(stream, reading)).removeprefix(BOM)
+        data = b"".join(_streamed(stream, reading)).removeprefix(BOM)
     try:
         yield named_document(place, doc_id=reading.file.name, text=data.decode(), source=reading.file.source)
     except UnicodeDecodeError as error:

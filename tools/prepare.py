@@ -1,13 +1,16 @@
 """`seqmesh prepare`: documents in, a tokenised shard set out.
 
-The set's bytes depend on the inputs and the options that change tokens or shards; threads, engine, time and place do
-not matter. Memory is bounded by one batch of text and one shard. A text of white space only, or one that gives no
-token, is empty: it is counted and left out. documents_in = documents_out + empty + refused.
+The set's bytes depend on the inputs and the options that change tokens or shards; workers, engine, time and place do
+not matter. The input is cut into units, workers encode them, and this process takes what they made in order. A text of
+white space only, or one that gives no token, is empty: it is counted and left out. documents_in = documents_out +
+empty + refused + what each filter left out.
+
+Memory: this process holds twice a shard's ids, and of each worker AHEAD units (`seqmesh.tools.units.crew`) of
+UNIT_BYTES and their tokens; a worker holds one unit, its texts and tokens, or one document where that is larger. Where
+duplicates are removed, about 110 bytes a document come on top.
 
 A run that ends early, in whatever way, leaves its finished shards and a journal of them. The same command then goes on
 after the last of them, also in the middle of an input file, and ends with the same bytes.
-
-Not done here: several processes.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import xxhash
 from rich.console import Console
@@ -27,8 +31,7 @@ from seqmesh.loader.manifest import FileEntry
 from seqmesh.tools import journal
 from seqmesh.tools.claim import TOKENIZER_NAME, claimed
 from seqmesh.tools.documents import TEXT_COLUMN, read_records
-from seqmesh.tools.engines import ENGINES, EngineName, choose_engine
-from seqmesh.tools.ingest import Ingest, Tally, batched, sample
+from seqmesh.tools.ingest import Ingest, Tally, sample
 from seqmesh.tools.inputs import InputFile, find_files
 from seqmesh.tools.journal import Header, Mark, Recipe
 from seqmesh.tools.prepare_report import PrepareReport, Progress, print_report, progress_display
@@ -36,17 +39,16 @@ from seqmesh.tools.quarantine import OnError, Refusals, refusals
 from seqmesh.tools.records import BadRecord, Cursor
 from seqmesh.tools.resume import Position, position_of, unfinished
 from seqmesh.tools.shard_writer import DEFAULT_SHARD_TOKENS, ShardWriter
-from seqmesh.tools.tokenizer import (
-    AUTO,
-    END_OF_DOCUMENT,
-    NONE,
-    TRAIN_BYTES,
-    TokenizerFile,
-    load_tokenizer,
-    parse_tokenizer,
-    train_size,
-    train_tokenizer,
-)
+from seqmesh.tools.tokenizers.engine import Engine
+from seqmesh.tools.tokenizers.engines import ENGINES, EngineName, choose_engine
+from seqmesh.tools.tokenizers.file import AUTO, NONE, TokenizerFile, load_tokenizer, parse_tokenizer
+from seqmesh.tools.tokenizers.training import END_OF_DOCUMENT, TRAIN_BYTES, train_size, train_tokenizer
+from seqmesh.tools.units.clock import Clock
+from seqmesh.tools.units.crew import Crew, Encode, Job, automatic_workers, is_private
+from seqmesh.tools.units.cut import records_of, units
+from seqmesh.tools.units.encoder import Encoder
+from seqmesh.tools.units.filters import Filters
+from seqmesh.tools.units.seen import Seen, remember
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +57,23 @@ class PrepareOptions:
 
     inputs: tuple[str, ...]  # JSONL or Parquet files, or folders, local or URLs
     out: Path
-    tokenizer: str  # path of a tokenizer.json, or train:VOCABULARY
+    tokenizer: str  # path of a tokenizer.json, a SentencePiece model or tiktoken's ranks, or train:VOCABULARY
     engine: EngineName = "auto"
     eod_token: str = AUTO  # special token appended to each document: its text, `auto` or `none`
+    bod_token: str = NONE  # the same before each document; `auto` is what the tokenizer's own template has there
+    parse_special: bool = False  # text that spells a special token gives that token
+    pattern: str | None = None  # of tiktoken's ranks: gpt2, cl100k, o200k, llama3 or a regular expression
+    special: tuple[str, ...] = ()  # of tiktoken's ranks: special tokens as TOKEN=ID, by default those of the pattern
     shard_tokens: int = DEFAULT_SHARD_TOKENS
     max_tokens: int | None = None  # end with the document that reaches this many
     on_error: OnError = "stop"
     text_column: str = TEXT_COLUMN  # field or column that holds the text
+    min_tokens: int | None = None  # shorter documents are left out; marks count, as in all numbers of tokens
+    max_document_tokens: int | None = None  # longer documents are left out
+    dedup: bool = False  # of equal texts only the first is kept
+    sample: float | None = None  # share of the documents to take
+    seed: int = 0  # of the sample
+    workers: int | None = 1  # processes that encode; 1: this one; None: one a core, as far as the input goes round
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -74,7 +86,21 @@ class PrepareOptions:
             raise ValueError(f"shard_tokens is {self.shard_tokens}: must be at least 1")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens}: must be at least 1")
-        train_size(self.tokenizer)
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers is {self.workers}: must be at least 1")
+        _ = self.filters
+        if train_size(self.tokenizer) is not None and (self.pattern is not None or self.special):
+            raise ValueError("pattern and special belong to files of tiktoken's ranks: a tokenizer is to be trained")
+
+    @property
+    def filters(self) -> Filters:
+        return Filters(
+            min_tokens=self.min_tokens,
+            max_tokens=self.max_document_tokens,
+            dedup=self.dedup,
+            sample=self.sample,
+            seed=self.seed,
+        )
 
 
 def _ignore(_: object) -> None:
@@ -87,9 +113,10 @@ def prepare(
     say: Callable[[str], None] = _ignore,
     progress: Callable[[Progress], None] = _ignore,
 ) -> PrepareReport:
-    """Make the set. `say` gets one-line notices, `progress` an update after every batch.
+    """Make the set. `say` gets one-line notices, `progress` an update after every unit.
 
-    Raises ValueError or OSError with a sentence for the user; the output folder then has no manifest, and the same
+    Several workers import the calling program's main module anew, which must therefore do nothing on import. Raises
+    ValueError or OSError with a sentence for the user; the output folder then has no manifest, and the same
     command goes on from its last finished shard.
     """
     out = options.out
@@ -98,26 +125,29 @@ def prepare(
     with claimed(out, fingerprint=given.fingerprint if given else None):
         tokenizer, position = _begin(options, files, given, say)
         started = time.perf_counter()
-        batches = batched(read_records(files, text_column=options.text_column, start=position.next))
-        first = next(batches, [])
-        choice = choose_engine(tokenizer, sample(first), options.engine)
+        source = units(files, text_column=options.text_column, start=position.next)
+        first = next(source, None)
+        choice = choose_engine(tokenizer, sample(records_of(first)) if first else (), options.engine)
         say(f"engine: {choice.engine.name} ({choice.reason})")
         writer = _writer(options, tokenizer, position)
         tally, resumed_tokens = position.tally, position.tally.tokens
-        with refusals(out, options.on_error, start=position.quarantine) as refused:
+        with (
+            refusals(out, options.on_error, start=position.quarantine) as refused,
+            _encoding(options, files, tokenizer, choice.engine) as encode,
+        ):
             ingest = Ingest(
                 tokenizer=tokenizer,
-                engine=choice.engine,
                 writer=writer,
                 refuse=refused.refuse,
-                on_shard=_recorder(out, writer, tally, refused),
+                on_shard=_recorder(options, writer, tally, refused),
+                seen=Seen(position.hashes) if options.dedup else None,
+                max_tokens=options.max_tokens,
                 tally=tally,
             )
-            total_bytes = sum(file.size for file in files)
-            for batch in itertools.chain([first], batches):
-                done = ingest.add(batch, max_tokens=options.max_tokens)
-                read = batch[-1].place.position / total_bytes if batch and total_bytes else 0.0
-                progress(_progress(tally, read, options.max_tokens, started, resumed_tokens))
+            clock = Clock(sum(file.size for file in files), options.max_tokens, resumed_tokens)
+            for unit, encoded in encode(itertools.chain([first] if first else [], source)):
+                done = ingest.add(unit, encoded)
+                progress(clock.progress(tally, unit.position))
                 if done:
                     break
         writer.counts.update(tally.counts())
@@ -141,10 +171,20 @@ def run(
     tokenizer: str,
     engine: EngineName = "auto",
     eod_token: str = AUTO,
+    bod_token: str = NONE,
+    parse_special: bool = False,
+    pattern: str | None = None,
+    special: Sequence[str] = (),
     shard_tokens: int = DEFAULT_SHARD_TOKENS,
     max_tokens: int | None = None,
     on_error: OnError = "stop",
     text_column: str = TEXT_COLUMN,
+    min_tokens: int | None = None,
+    max_document_tokens: int | None = None,
+    dedup: bool = False,
+    sample: float | None = None,
+    seed: int = 0,
+    workers: int | None = 1,
     console: Console | None = None,
 ) -> PrepareReport:
     """The whole command: prepare with progress on the console, then a table of what came out."""
@@ -154,10 +194,20 @@ def run(
         tokenizer=tokenizer,
         engine=engine,
         eod_token=eod_token,
+        bod_token=bod_token,
+        parse_special=parse_special,
+        pattern=pattern,
+        special=tuple(special),
         shard_tokens=shard_tokens,
         max_tokens=max_tokens,
         on_error=on_error,
         text_column=text_column,
+        min_tokens=min_tokens,
+        max_document_tokens=max_document_tokens,
+        dedup=dedup,
+        sample=sample,
+        seed=seed,
+        workers=workers,
     )
     console = console or Console()
     with progress_display(console) as progress:
@@ -172,7 +222,17 @@ def _given_tokenizer(options: PrepareOptions) -> TokenizerFile | None:
     """The tokenizer that the options name, None where one is to be trained."""
     if train_size(options.tokenizer) is not None:
         return None
-    return load_tokenizer(Path(options.tokenizer), eod_token=options.eod_token)
+    path = Path(options.tokenizer)
+    return load_tokenizer(path, pattern=options.pattern, special=options.special, **_marks(options))
+
+
+def _marks(options: PrepareOptions) -> dict[str, Any]:
+    """What the options say about special tokens."""
+    return {
+        "eod_token": options.eod_token,
+        "bod_token": options.bod_token,
+        "parse_special": options.parse_special,
+    }
 
 
 def _begin(
@@ -194,18 +254,26 @@ def _begin(
         where = _where(files, position.next)
         say(f"continuing after {len(position.marks)} shards of {position.tally.tokens:,} tokens, at {where}")
     journal.begin(out, Header(recipe=recipe, fingerprint=tokenizer.fingerprint), position.marks)
-    atomic_write(out / TOKENIZER_NAME, tokenizer.data)
+    atomic_write(out / tokenizer.name, tokenizer.data)
     return tokenizer, position
 
 
 def _recipe(options: PrepareOptions, files: Sequence[InputFile], given: TokenizerFile | None) -> Recipe:
     trained_end = {AUTO: END_OF_DOCUMENT, NONE: None}.get(options.eod_token, options.eod_token)
+    trained_begin = {AUTO: None, NONE: None}.get(options.bod_token, options.bod_token)
     return Recipe(
         tokenizer=xxhash.xxh3_128_hexdigest(given.data) if given else options.tokenizer,
         eod_token=given.eod_token if given else trained_end,
+        bod_token=given.bod_token if given else trained_begin,
+        parse_special=options.parse_special,
         shard_tokens=options.shard_tokens,
         max_tokens=options.max_tokens,
         text_column=options.text_column,
+        min_tokens=options.min_tokens,
+        max_document_tokens=options.max_document_tokens,
+        dedup=options.dedup,
+        sample=options.sample,
+        seed=options.seed if options.sample is not None else None,
         inputs=journal.input_marks(files),
     )
 
@@ -222,14 +290,14 @@ def _trained(
     saved = options.out / TOKENIZER_NAME
     if header and saved.is_file():
         with suppress(ValueError):  # damaged
-            tokenizer = load_tokenizer(saved, eod_token=options.eod_token)
+            tokenizer = load_tokenizer(saved, **_marks(options))
             if tokenizer.fingerprint == header.fingerprint:
                 return tokenizer
     size = train_size(options.tokenizer)
     assert size is not None
     say(f"training a tokenizer of {size} entries on the first {TRAIN_BYTES >> 20} MiB of text")
     data = train_tokenizer(_training_texts(files, options), size)
-    return parse_tokenizer(data, name="the trained tokenizer", eod_token=options.eod_token)
+    return parse_tokenizer(data, name="the trained tokenizer", **_marks(options))
 
 
 def _training_texts(files: Sequence[InputFile], options: PrepareOptions) -> Iterator[str]:
@@ -252,16 +320,33 @@ def _writer(options: PrepareOptions, tokenizer: TokenizerFile, position: Positio
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer.fingerprint,
         eod_id=tokenizer.eod_id,
+        bod_id=tokenizer.bod_id,
         shard_tokens=options.shard_tokens,
         finished=position.finished,
     )
 
 
-def _recorder(out: Path, writer: ShardWriter, tally: Tally, refused: Refusals) -> Callable[[FileEntry, Cursor], None]:
+@contextmanager
+def _encoding(
+    options: PrepareOptions, files: Sequence[InputFile], tokenizer: TokenizerFile, engine: Engine
+) -> Iterator[Encode]:
+    """What encodes units: this process, or several others until the block ends."""
+    workers = options.workers or automatic_workers(files)
+    if workers == 1 or any(is_private(file) for file in files):
+        encoder = Encoder(tokenizer, engine, options.filters)
+        yield lambda source: ((unit, encoder.encode(unit)) for unit in source)
+        return
+    with Crew(Job(tokenizer=tokenizer, engine=engine.name, filters=options.filters), workers) as crew:
+        yield crew.encode
+
+
+def _recorder(
+    options: PrepareOptions, writer: ShardWriter, tally: Tally, refused: Refusals
+) -> Callable[[FileEntry, Cursor, bytes], None]:
     """What to do with every finished shard: record it, once all that the record speaks of is on the disk."""
     known = len(writer.sources)
 
-    def record(shard: FileEntry, next: Cursor) -> None:
+    def record(shard: FileEntry, next: Cursor, hashes: bytes) -> None:
         nonlocal known
         mark = Mark(
             shard=shard,
@@ -269,22 +354,13 @@ def _recorder(out: Path, writer: ShardWriter, tally: Tally, refused: Refusals) -
             documents_in=tally.documents_in,
             empty=tally.empty,
             refused=tally.refused,
+            filtered=dict(tally.filtered),
             text_bytes=tally.text_bytes,
             quarantine=refused.sync(),
             sources=writer.sources[known:],
+            texts=remember(options.out, hashes) if options.dedup else "",
         )
         known = len(writer.sources)
-        journal.append(out, mark)
+        journal.append(options.out, mark)
 
     return record
-
-
-def _progress(tally: Tally, read: float, max_tokens: int | None, started: float, resumed_tokens: int) -> Progress:
-    limit = tally.tokens / max_tokens if max_tokens else 0.0
-    return Progress(
-        documents=tally.documents_in,
-        tokens=tally.tokens,
-        fraction=min(max(read, limit), 1.0),
-        seconds=time.perf_counter() - started,
-        resumed_tokens=resumed_tokens,
-    )

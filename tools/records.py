@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from seqmesh.tools.inputs import InputFile
@@ -34,12 +34,21 @@ START = Cursor(file=0, record=0, offset=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One file to read, from `start` on. `base` is the size of all inputs before it."""
+    """A stretch of one file to read: from the first record that begins at `start` or later, to the end or to the last
+    record that begins before `stop`.
+
+    base: size of all inputs before the file. stop: counts as the cursor does, bytes in files of lines, rows in tables;
+    files of text are never cut. data: the bytes of the stretch, whole lines, where they are read already. continues:
+    whether records are counted from the beginning of the stretch, because nobody knows yet how many come before it.
+    """
 
     file: InputFile
     start: Cursor
     base: int
     text_column: str
+    stop: int | None = None
+    data: bytes | None = None
+    continues: bool = False
 
     def place(self, record: int, offset: int, position: int, row_group: int | None = None) -> Place:
         return Place(reading=self, record=record, offset=offset, position=self.base + position, row_group=row_group)
@@ -64,6 +73,11 @@ class Place:
         """How people count: lines from 1, rows of a table from 0."""
         return self.record + (self.row_group is None)
 
+    @property
+    def key(self) -> int:
+        """A number of the record in its file that needs no counting: its first byte, or its row."""
+        return self.offset or self.record
+
     def fields(self) -> dict[str, str | int]:
         """For a quarantine file."""
         if self.row_group is None:
@@ -78,13 +92,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One text. `size` is its UTF-8 length."""
+    """One text. `size` is its UTF-8 length. numbered: whether it has no name of its own but is called by its number."""
 
     doc_id: str
     text: str
     source: str
     size: int
     place: Place
+    numbered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +110,10 @@ class BadRecord:
     reason: str
     raw: bytes
     size: int
+
+    def after(self, records: int) -> BadRecord:
+        """The record in a file of which so many records come before the stretch."""
+        return replace(self, place=replace(self.place, record=self.place.record + records))
 
     def sentence(self) -> str:
         return f"{self.place}: {self.reason}"
@@ -122,7 +141,7 @@ def document_of(place: Place, fields: Mapping[str, Any]) -> Document:
     """The document that a record's fields describe. Raises BadTextError with the reason where they describe none."""
     column = place.reading.text_column
     text, source = fields.get(column), fields.get("source", place.reading.file.source)
-    doc_id = fields.get("id", f"{place.reading.file.name}:{place.number}")
+    doc_id = fields["id"] if "id" in fields else numbered_id(place.reading.file, place.number)
     if not isinstance(text, str):
         raise BadTextError(
             f"the field {column} is {kind_of(text)}, not a string" if column in fields else f"no field {column}"
@@ -131,15 +150,20 @@ def document_of(place: Place, fields: Mapping[str, Any]) -> Document:
         raise BadTextError(f"the field id is {kind_of(doc_id)}, not a string or an integer")
     if not isinstance(source, str):
         raise BadTextError(f"the field source is {kind_of(source)}, not a string")
-    return named_document(place, doc_id=str(doc_id), text=text, source=source)
+    return named_document(place, doc_id=str(doc_id), text=text, source=source, numbered="id" not in fields)
 
 
-def named_document(place: Place, *, doc_id: str, text: str, source: str) -> Document:
+def numbered_id(file: InputFile, number: int) -> str:
+    """What a document is called that has no name: `number` as people count."""
+    return f"{file.name}:{number}"
+
+
+def named_document(place: Place, *, doc_id: str, text: str, source: str, numbered: bool = False) -> Document:
     """A document, once every string of it is known to have a UTF-8 form. Raises BadTextError."""
     size = len(_encodable(text, place.reading.text_column))
     _encodable(doc_id, "id")
     _encodable(source, "source")
-    return Document(doc_id=doc_id, text=text, source=source, size=size, place=place)
+    return Document(doc_id=doc_id, text=text, source=source, size=size, place=place, numbered=numbered)
 
 
 def kind_of(value: object) -> str:

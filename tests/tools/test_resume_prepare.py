@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from seqmesh.loader.manifest import MANIFEST_NAME, read_manifest
-from seqmesh.tools import ingest as ingest_module
 from seqmesh.tools import journal
 from seqmesh.tools import prepare as prepare_module
 from seqmesh.tools.claim import LOCK_NAME, is_finished
 from seqmesh.tools.journal import JOURNAL_NAME
 from seqmesh.tools.prepare import PrepareOptions, prepare
 from seqmesh.tools.prepare_report import Progress
-from seqmesh.tools.tokenizer import train_tokenizer
+from seqmesh.tools.tokenizers.training import train_tokenizer
+from seqmesh.tools.units import cut as cut_module
 
 SHARD_TOKENS = 1500
 
@@ -36,7 +36,8 @@ class KilledError(BaseException):
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards end inside batches as well as between them."""
-    monkeypatch.setattr(ingest_module, "BATCH_DOCUMENTS", 5)
+    monkeypatch.setattr(cut_module, "UNIT_BYTES", 3000)
+    monkeypatch.setattr(cut_module, "UNIT_RECORDS", 5)
 
 
 @pytest.fixture(scope="session")
@@ -234,6 +235,8 @@ def test_what_differs_is_named_and_nothing_is_mixed(
         ({"tokenizer": str(other)}, r"differently: tokenizer was \w{32}, now \w{32}\. Give"),
         ({"tokenizer": "train:400"}, r"differently: tokenizer was \w{32}, now train:400\."),
         ({"eod_token": "none"}, r"differently: eod_token was <\|endoftext\|>, now None\."),
+        ({"bod_token": "<|endoftext|>"}, r"differently: bod_token was None, now <\|endoftext\|>\."),
+        ({"parse_special": True}, r"differently: parse_special was False, now True\."),
         ({"shard_tokens": 1501}, r"differently: shard_tokens was 1500, now 1501\."),
         ({"max_tokens": 9, "text_column": "t"}, "max_tokens was None, now 9; text_column was text, now t"),
         ({"inputs": (*lines, inputs["rows"][0])}, r"differently: input rows\.parquet is new\."),

@@ -298,7 +298,7 @@ def test_a_lengths_index_that_breaks_a_rule_is_named(
         (
             {"counts": {"documents_in": 7, "documents_out": 5, "empty": 1, "refused": 0}},
             MANIFEST_NAME,
-            "counts.documents_in is 7: documents_out, empty and refused make 6",
+            "counts.documents_in is 7: documents_out and all left out make 6",
         ),
         ({"format": 2}, MANIFEST_NAME, "format is 2"),
         ({"lengths": 3}, MANIFEST_NAME, "is not a valid manifest"),
@@ -349,7 +349,7 @@ def test_the_tokenizer_and_the_quarantine_belong_to_the_set(tmp_path: Path, toke
     )
     data = (out / "tokenizer.json").read_bytes()
     for damaged, message in (
-        (data.replace(b"\n", b" ", 1), "is not the tokenizer of this set: its fingerprint is"),
+        (data.replace(b"\n", b" ", 1), "is not the tokenizer of this set: its fingerprint is not"),
         (data[:-9], "is not a tokenizer.json that the tokenizers library reads"),
     ):
         (out / "tokenizer.json").write_bytes(damaged)
