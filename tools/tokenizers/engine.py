@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +13,9 @@ from tokenizers import Tokenizer
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
+
+
+GROUP_CHARACTERS = 1 << 19  # what TokenizersEngine encodes at once: the library takes some 400 bytes a token meanwhile
 
 
 class Engine(Protocol):
@@ -33,7 +36,8 @@ class Engine(Protocol):
 class TokenizersEngine(Engine):
     """The library that defines what a tokenizer.json means: the reference for all others.
 
-    The number of threads is one setting of the library for the whole process, and counts from its first use on.
+    Its memory grows with the longest text. The number of threads is one setting of the library for the whole process,
+    and counts from its first use on.
     """
 
     name = "tokenizers"
@@ -45,9 +49,24 @@ class TokenizersEngine(Engine):
             os.environ["TOKENIZERS_PARALLELISM"] = str(threads > 1).lower()
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        ids, lengths = zip(*map(self._encode, _groups(texts)), strict=True)
+        return np.concatenate(ids), np.concatenate(lengths)
+
+    def _encode(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
         lists = [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
         lengths = np.fromiter(map(len, lists), np.int64, len(lists))
         return np.fromiter(itertools.chain.from_iterable(lists), np.uint32, int(lengths.sum())), lengths
+
+
+def _groups(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Runs of texts of about GROUP_CHARACTERS, or of one that is longer; one run without any text if there is none."""
+    start = size = 0
+    for end, text in enumerate(texts):
+        size += len(text)
+        if size > GROUP_CHARACTERS and end > start:
+            yield texts[start:end]
+            start, size = end, len(text)
+    yield texts[start:]
 
 
 def usable_threads(threads: int | None) -> int:

@@ -87,7 +87,11 @@ def load_tokenizer(
     data = path.read_bytes()
     if tiktoken_file.is_rank_file(data):
         if pattern is None:
-            raise ValueError(f"{path} is a file of tiktoken's ranks: say by which pattern text is split")
+            known = ", ".join(tiktoken_file.KNOWN)
+            raise ValueError(
+                f"{path} is a file of tiktoken's ranks: say by which pattern text is split ({known}, or a regular "
+                "expression)"
+            )
         data = tiktoken_file.converted(data, name=str(path), pattern=pattern, special=special)
     elif pattern is not None or special:
         raise ValueError(f"pattern and special belong to files of tiktoken's ranks, which {path} is not")

@@ -22,13 +22,14 @@ from tokenizers import Tokenizer
 from seqmesh.tools.tokenizers.byte_level import composes, merge_ranks
 from seqmesh.tools.tokenizers.engine import Engine, Ids, Lengths, TokenizersEngine, flat, split_flat, usable_threads
 from seqmesh.tools.tokenizers.file import TokenizerFile
-from seqmesh.tools.tokenizers.patterns import CL100K, pattern_of
+from seqmesh.tools.tokenizers.patterns import CL100K, SplitPattern, cut_text, pattern_of
 
+PART_CHARACTERS = 1 << 10  # of a text that the library may not encode alike: one such part is left to the reference
 _NAME = "seqmesh"
 
 
 class QuicktokEngine(Engine):
-    """The library's batch call. Texts that `apart` picks out go to the reference.
+    """The library's batch call. What it may not encode alike is left to the reference, in parts as short as can be.
 
     The library numbers tokens without gaps; `table` holds their ids, None where these are the same.
     """
@@ -39,25 +40,39 @@ class QuicktokEngine(Engine):
         self,
         library: Any,
         table: Ids | None,
-        apart: Callable[[str], bool],
+        pattern: SplitPattern,
         reference: Engine,
         *,
         threads: int | None = None,
     ) -> None:
         self._library = library
         self._table = table
-        self._apart = apart
+        self._cut = pattern.cut
+        self._doubtful = _unsure_at_end if pattern is CL100K else _holds_doubtful
         self._reference = reference
         self._threads = usable_threads(threads)
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
-        ids, offsets = self._library.encode_batch(list(texts), self._threads)
+        return self._encode(texts, self._encode_in_parts)
+
+    def _encode_in_parts(self, texts: Sequence[str]) -> list[Ids]:
+        """Doubtful texts cut into short parts, of which the reference gets those that it must."""
+        parts = (cut_text(text, self._cut, PART_CHARACTERS) for text in texts)
+        return [self._encode(some, self._reference.encode)[0] for some in parts]
+
+    def _encode(self, texts: Sequence[str], other: Callable[[Sequence[str]], list[Ids]]) -> tuple[Ids, Lengths]:
+        """By the library what it is sure to encode alike, by `other` the rest."""
+        doubtful = [i for i, text in enumerate(texts) if self._doubtful(text)]
+        texts = list(texts)
+        rest = [texts[i] for i in doubtful]
+        for i in doubtful:
+            texts[i] = ""
+        ids, offsets = self._library.encode_batch(texts, self._threads)
         ids, lengths = ids if self._table is None else self._table[ids], np.diff(offsets)
-        apart = [i for i, text in enumerate(texts) if self._apart(text)]
-        if not apart:
+        if not doubtful:
             return ids, lengths
         arrays = split_flat(ids, lengths)
-        for i, array in zip(apart, self._reference.encode([texts[i] for i in apart]), strict=True):
+        for i, array in zip(doubtful, other(rest), strict=True):
             arrays[i] = array
         return flat(arrays)
 
@@ -77,7 +92,7 @@ def quicktok_engine(file: TokenizerFile, *, threads: int | None = None) -> Quick
     return QuicktokEngine(
         library,
         None if table[-1] == len(table) - 1 else table,
-        _unsure_at_end if pattern is CL100K else _holds_doubtful,
+        pattern,
         TokenizersEngine(file.tokenizer),
         threads=threads,
     )

@@ -23,7 +23,7 @@ from seqmesh.tools.tokenizers.hard_texts import HARD_TEXTS
 from seqmesh.tools.tokenizers.patterns import CL100K, GPT2, LLAMA3, O200K, PATTERNS, steps_of
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+")
-_KNOWN = {pattern.name: pattern for pattern in (GPT2, CL100K, O200K, LLAMA3)}
+KNOWN = {pattern.name: pattern for pattern in (GPT2, CL100K, O200K, LLAMA3)}
 _SPECIAL = {
     "gpt2": {"<|endoftext|>": 50256},
     "cl100k": {
@@ -57,7 +57,7 @@ def converted(data: bytes, *, name: str, pattern: str, special: Sequence[str] = 
     not give tiktoken's ids on texts chosen to be hard.
     """
     ranks = _read_ranks(data, name)
-    known = _KNOWN.get(pattern)
+    known = KNOWN.get(pattern)
     tokens = dict(map(_special_token, special)) or dict(_SPECIAL.get(pattern, {}))
     _refuse_taken(tokens, ranks, name)
     written = _written(pattern)
@@ -103,7 +103,7 @@ def _refuse_taken(tokens: dict[str, int], ranks: dict[bytes, int], name: str) ->
 
 def _written(pattern: str) -> str | None:
     """The regular expression for the file, None for the split that byte-level tokenizers have built in."""
-    named = _KNOWN.get(pattern) or next((p for p in PATTERNS if pattern in (p.fast, p.written, *p.also)), None)
+    named = KNOWN.get(pattern) or next((p for p in PATTERNS if pattern in (p.fast, p.written, *p.also)), None)
     if named is GPT2:
         return None
     return named.written if named else pattern

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seqmesh.tools.tokenizers import engine as engine_module
 from seqmesh.tools.tokenizers import patterns
 from seqmesh.tools.tokenizers.engines import build_engine, choose_engine, reference_engine
 from seqmesh.tools.tokenizers.file import TokenizerFile, load_tokenizer, parse_tokenizer
@@ -147,3 +148,13 @@ def test_special_tokens_that_are_parsed_are_left_to_the_reference(tokenizer_path
     choice = choose_engine(load_tokenizer(tokenizer_path, parse_special=True), ["text"])
     assert choice.engine.name == "tokenizers"
     assert "special tokens are to be parsed" in choice.reason
+
+
+@pytest.mark.parametrize("limit", [1, 50, 700])
+def test_encoding_in_groups_changes_nothing(
+    file: TokenizerFile, texts: list[str], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = ["", *texts[:6], "", texts[6] * 3, ""]
+    expected = [ids.tolist() for ids in reference_engine(file).encode(sample)]
+    monkeypatch.setattr(engine_module, "GROUP_CHARACTERS", limit)
+    assert [ids.tolist() for ids in reference_engine(file).encode(sample)] == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from seqmesh.tools.tokenizers.engine import Engine
+from seqmesh.tools.tokenizers.engine import Engine, Ids, Lengths, TokenizersEngine
 from seqmesh.tools.tokenizers.engines import build_engine, choose_engine, reference_engine
 from seqmesh.tools.tokenizers.file import TokenizerFile, parse_tokenizer
 from seqmesh.tools.tokenizers.hard_texts import HARD_TEXTS
@@ -70,6 +71,24 @@ def test_characters_of_every_kind_and_age_are_split_alike(name: str) -> None:
     expected = reference_engine(tokenizer("o200k")).encode(texts)
     for text, ours, theirs in zip(texts, engine("o200k", name).encode(texts), expected, strict=True):
         assert np.array_equal(ours, theirs), ascii(text)
+
+
+@pytest.mark.parametrize("split", QUICK)
+def test_quicktok_leaves_no_more_to_the_reference_than_it_must(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+    encode = TokenizersEngine.encode_flat
+
+    def seen(self: TokenizersEngine, texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        left.extend(texts)
+        return encode(self, texts)
+
+    monkeypatch.setattr(TokenizersEngine, "encode_flat", seen)
+    words = "it's 1234 of them,\nété: " * 400
+    text = f"{words}\u1ad5-A {words}x'\u017f {words}\n "
+    quick, reference = engine(split, "quicktok"), reference_engine(tokenizer(split))
+    ids = quick.encode([words, text, "plain", text])
+    assert 0 < sum(map(len, left)) < len(text) / 2
+    assert all(map(np.array_equal, ids, reference.encode([words, text, "plain", text])))
 
 
 @settings(max_examples=150, deadline=None)
