@@ -75,10 +75,8 @@ def verify_set(folder: Path, *, progress: Share = ignore) -> list[Problem]:
     problems += [Problem(file=manifest.lengths.file, what=what) for what in found]
     entries = (manifest.lengths, *manifest.shards)
     read = list(accumulate(entry.bytes for entry in entries))
-    firsts = accumulate((entry.rows for entry in manifest.shards), initial=0)
-    parts = [
-        (entry, index and index.part(first, entry.rows)) for entry, first in zip(manifest.shards, firsts, strict=False)
-    ]
+    ends = accumulate(entry.rows for entry in manifest.shards)
+    parts = [index and index.part(end - e.rows, e.rows) for e, end in zip(manifest.shards, ends, strict=True)]
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         checked = pool.map(lambda entry, part: _check_shard(folder, entry, manifest, part), manifest.shards, parts)
         for entry, done, found in zip(manifest.shards, read[1:], checked, strict=True):
