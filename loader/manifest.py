@@ -125,6 +125,9 @@ def read_manifest(folder: Path) -> Manifest:
 def parse_manifest(text: bytes, where: str) -> Manifest:
     """Raises ValueError, which says where it was found, for anything that is no manifest."""
     try:
-        return TypeAdapter(Manifest).validate_json(text)
+        return _ADAPTER.validate_json(text)
     except ValidationError as error:
         raise ValueError(f"{where} is not a valid manifest: {explain(error)}") from error
+
+
+_ADAPTER = TypeAdapter(Manifest)
