@@ -90,8 +90,7 @@ def test_empty_documents_stay_where_the_format_holds_them(tmp_path: Path) -> Non
 
 
 def test_a_hugging_face_dataset_comes_back_with_equal_columns(tmp_path: Path) -> None:
-    import datasets
-
+    datasets = pytest.importorskip("datasets")
     flat = [None if each is None else [end for span in each for end in span] for each in TARGETS]
     columns = {
         "input_ids": [document.tolist() for document in DOCUMENTS],
@@ -115,8 +114,7 @@ def test_a_hugging_face_dataset_comes_back_with_equal_columns(tmp_path: Path) ->
 
 
 def test_an_empty_dataset_opens_with_the_library_too(tmp_path: Path) -> None:
-    import datasets
-
+    datasets = pytest.importorskip("datasets")
     write_shards(tmp_path / "set", [], vocab_size=VOCAB)
     for to in FORMATS[1:]:
         convert(tmp_path / "set", tmp_path / to, to)
