@@ -15,7 +15,6 @@ from pathlib import Path
 from rich.console import Console
 
 from seqmesh.loader.manifest import MANIFEST_NAME, Manifest, read_manifest
-from seqmesh.loader.storage.location import Location
 from seqmesh.tools.claim import TOKENIZER_NAME
 from seqmesh.tools.sets.carry import (
     Gathered,
@@ -25,7 +24,7 @@ from seqmesh.tools.sets.carry import (
     copy_tokenizer,
     united,
 )
-from seqmesh.tools.sets.folder import only_one
+from seqmesh.tools.sets.folder import check_local, only_one
 from seqmesh.tools.sets.merge import complete
 from seqmesh.tools.sets.progress import Share, ignore, progress_on, said_on, stretch
 from seqmesh.tools.sets.reading import InputSet
@@ -37,9 +36,7 @@ def append_sets(folder: Path, data: Sequence[str], *, progress: Share = ignore) 
     than those of this project, BlockingIOError while another run adds to it."""
     if not data:
         raise ValueError("no sets: name at least one shard set to append")
-    location = Location(str(folder))
-    if not location.is_local:
-        raise ValueError(f"{location} is a URL: a set is appended to in a folder of this machine")
+    check_local(folder)
     if not (folder / MANIFEST_NAME).is_file():
         raise FileNotFoundError(f"{folder} is not a finished shard set: it has no {MANIFEST_NAME}")
     with only_one(folder, f"another command appends to {folder}: wait for it"):

@@ -40,13 +40,21 @@ def new_folder(out: Path, *, inputs: Sequence[str] = ()) -> Iterator[Path]:
 
 
 def check_new(out: Path, inputs: Sequence[str] = ()) -> None:
-    """Raises FileExistsError where there is anything called `out`, ValueError where it lies in one of the inputs."""
+    """Raises FileExistsError where there is anything called `out`, ValueError where it is a URL, or lies in one of the
+    inputs."""
+    check_local(out)
     if os.path.lexists(out):
         raise FileExistsError(f"{out} exists already: choose another folder, or remove it")
     for data in inputs:
         location = Location(data)
         if location.is_local and location.path.is_dir() and out.resolve().is_relative_to(location.path.resolve()):
             raise ValueError(f"{out} lies inside {data}, which is read: choose a folder beside it")
+
+
+def check_local(folder: Path) -> None:
+    """Raises ValueError for a URL, of which a path keeps one of the slashes."""
+    if ":/" in str(folder):
+        raise ValueError(f"{folder} is a URL: sets are read from there, but written to folders of this machine")
 
 
 @contextmanager

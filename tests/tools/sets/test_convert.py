@@ -113,6 +113,19 @@ def test_a_hugging_face_dataset_comes_back_with_equal_columns(tmp_path: Path) ->
     assert table.schema.field("input_ids").type.value_type == pa.uint16()
 
 
+def test_names_that_are_numbers_or_missing_become_names(tmp_path: Path) -> None:
+    table = table_of(DOCUMENTS).append_column("doc_id", pa.array([None, *range(1, 24)]))
+    convert(write_arrow(tmp_path / "in", table, files=2, rows=5), tmp_path / "set", "seqmesh")
+    wanted = ["data-00000-of-00002.arrow:0", *map(str, range(1, 24))]
+    assert [row[0] for row in rows_of(tmp_path / "set")] == wanted
+    convert(write_arrow(tmp_path / "other", table_of(DOCUMENTS), files=2, rows=5), tmp_path / "named", "seqmesh")
+    names = [row[0].rpartition(":") for row in rows_of(tmp_path / "named")]
+    assert [int(name[2]) for name in names] == [*range(12), *range(12)]
+    write_megatron(tmp_path / "megatron" / "x", DOCUMENTS)
+    convert(tmp_path / "megatron", tmp_path / "of-megatron", "seqmesh")
+    assert [row[0] for row in rows_of(tmp_path / "of-megatron")] == [f"x.bin:{number}" for number in range(24)]
+
+
 def test_an_empty_dataset_opens_with_the_library_too(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     write_shards(tmp_path / "set", [], vocab_size=VOCAB)

@@ -20,6 +20,7 @@ from seqmesh.tools.sets.append import append_sets
 from seqmesh.tools.sets.merge import merge_sets
 from seqmesh.tools.shard_writer import write_shards
 from seqmesh.tools.verify import verify_set
+from tests.support import forget_sources
 from tests.tools.sets.sets import a_set, assert_whole, bytes_of, rows_of
 
 FIRST = "shard-00000.arrow"
@@ -151,6 +152,15 @@ def test_a_set_at_a_url_is_merged(pair: tuple[Path, Path], tmp_path: Path) -> No
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "local")
 
 
+def test_sets_of_earlier_versions_have_their_sources_in_the_shards(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    wanted = rows_of(pair[0]) + rows_of(pair[1])
+    for folder in pair:
+        forget_sources(folder)
+    merge_sets(tmp_path / "out", list(map(str, pair)))
+    assert rows_of(tmp_path / "out") == wanted
+    assert_whole(tmp_path / "out")
+
+
 def test_companions_come_along(tmp_path: Path, tokenizer_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "hello {name}"}}\nbad {name}\n')
@@ -225,8 +235,12 @@ def test_an_append_that_is_killed_leaves_the_old_set_whole_and_can_be_repeated(
 
 
 def test_appending_needs_a_set_of_this_machine(tmp_path: Path) -> None:
+    data = [str(a_set(tmp_path / "a", 2))]
     with pytest.raises(FileNotFoundError, match=MANIFEST_NAME):
-        append_sets(tmp_path / "nowhere", [str(a_set(tmp_path / "a", 2))])
+        append_sets(tmp_path / "nowhere", data)
+    for command in (append_sets, merge_sets):
+        with pytest.raises(ValueError, match="memory:/x is a URL: sets are read from there"):
+            command(Path("memory://x"), data)
 
 
 def _options(data: Path, out: Path, tokenizer: Path) -> PrepareOptions:
