@@ -98,9 +98,8 @@ def index_of(table: pa.Table) -> Index:
     return Index(_joined(table, "length"), _joined(table, "supervised"), codes)
 
 
-def index_problems(table: pa.Table, entry: FileEntry) -> Iterator[str]:
-    """What is wrong with the values of the lengths index."""
-    index = index_of(table)
+def index_problems(table: pa.Table, index: Index, entry: FileEntry) -> Iterator[str]:
+    """What is wrong with the values of the lengths index, which `index` is the content of."""
     lengths, supervised = index.lengths, index.supervised
     if "source" in table.schema.names and index.codes is None:
         yield f"the column source is {table.schema.field('source').type}, not uint16"
@@ -121,9 +120,8 @@ def shard_problems(
         yield from offset_problems(column, "ids")
         if largest >= manifest.vocab_size:
             yield from _ids_problems(column, manifest.vocab_size)
-    found = np.concatenate(
-        [np.zeros(0, np.int64), *(np.diff(list_offsets(column)) for column in table.column("input_ids").chunks)]
-    )
+    each = [np.diff(list_offsets(column)) for column in table.column("input_ids").chunks]
+    found = each[0] if len(each) == 1 else np.concatenate([np.zeros(0, np.int64), *each])
     yield from _count_problems(len(found), int(found.sum()), entry)
     if index is not None and len(index.lengths) != len(found):
         index = None
@@ -159,7 +157,8 @@ def _supervised_problems(table: pa.Table, lengths: Int64Array, index: Index | No
 
 
 def _joined(table: pa.Table, name: str) -> npt.NDArray[Any]:
-    return np.concatenate([np.zeros(0, np.uint16), *(chunk.to_numpy() for chunk in table.column(name).chunks)])
+    chunks = [chunk.to_numpy() for chunk in table.column(name).chunks]
+    return chunks[0] if len(chunks) == 1 else np.concatenate([np.zeros(0, np.uint16), *chunks])  # no copy of one
 
 
 def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:

@@ -140,7 +140,8 @@ def _check_index(folder: Path, entry: FileEntry) -> tuple[Index | None, list[str
     found += _checksum_problems(folder, entry, file, ())[0]
     if table is None:
         return None, found
-    return index_of(table), [*found, *index_problems(table, entry)]
+    index = index_of(table)
+    return index, [*found, *index_problems(table, index, entry)]
 
 
 def _check_shard(folder: Path, entry: FileEntry, manifest: Manifest, index: Index | None) -> list[str]:
