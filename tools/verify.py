@@ -195,7 +195,7 @@ def _checksum_problems(
 def _companion_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
     """Files that a set has beside those in the manifest, and files that nobody knows."""
     known = {entry.file for entry in (manifest.lengths, *manifest.shards)}
-    known |= {MANIFEST_NAME, *COMPANIONS}
+    known |= {MANIFEST_NAME, *(manifest.beside if manifest.xxh3 else COMPANIONS)}
     for path in sorted(folder.iterdir()):
         if path.name in (JOURNAL_NAME, LOCK_NAME) or path.name.endswith(".tmp"):
             yield Problem(file=path.name, what="is left of a run of prepare that did not end", warning=True)

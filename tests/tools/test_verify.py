@@ -380,11 +380,12 @@ def test_an_edited_entry_is_named_by_its_file(folder: Path, changes: dict[str, A
 
 
 def test_other_files_are_warnings_only(folder: Path) -> None:
-    for name in ("extra.arrow", "progress.jsonl", "prepare.lock", "shard-00009.arrow.tmp"):
+    for name in ("extra.arrow", "quarantine.jsonl", "progress.jsonl", "prepare.lock", "shard-00009.arrow.tmp"):
         (folder / name).write_bytes(b"")
     assert problems(folder) == []
     assert {(problem.file, problem.what) for problem in verify_set(folder)} == {
         ("extra.arrow", "is not part of the set"),
+        ("quarantine.jsonl", "is not part of the set"),
         ("prepare.lock", "is left of a run of prepare that did not end"),
         ("progress.jsonl", "is left of a run of prepare that did not end"),
         ("shard-00009.arrow.tmp", "is left of a run of prepare that did not end"),
