@@ -10,24 +10,28 @@ document. A null there, as a shard without the column, means that all of a docum
 nothing is. The lengths index has one row per document, in shard order: `length: int64`, `supervised: int64` (labels
 that are not -100 once labels are shifted inside the document: its supervised tokens but the first), and once more
 `source: uint16`, so that the order is known without any shard (sets of earlier versions have it in the shards only).
+
+Beside these a set may have the files of `COMPANIONS`, whose checksums are in the manifest, as is the manifest's own.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import xxhash
 from pydantic import TypeAdapter, ValidationError
 
 from seqmesh.loader.explain import explain
-from seqmesh.loader.files import atomic_write
+from seqmesh.loader.files import atomic_write, checksum
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 LENGTHS_NAME = "lengths.arrow"
+COMPANIONS = ("quarantine.jsonl", "tokenizer.json", "tokenizer.model")
 MAX_VOCABULARY = 1 << 31  # ids travel as int32
 
 TokenDtype = Literal["uint16", "uint32"]
@@ -68,6 +72,8 @@ class Manifest:
     counts: dict[str, int]  # what prepare read, kept, found empty, refused
     bod_id: int | None = None  # begins every document
     format: int = FORMAT_VERSION
+    beside: dict[str, str] = field(default_factory=dict, compare=False)  # of each companion, its xxh3-128
+    xxh3: str = field(default="", compare=False)  # of the manifest without it; sets of earlier versions have neither
 
     def __post_init__(self) -> None:
         if self.format != FORMAT_VERSION:
@@ -96,9 +102,17 @@ def token_dtype(vocab_size: int) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Declare the set complete. Call it once every file it names is on the disk."""
-    text = json.dumps(asdict(manifest), indent=1, sort_keys=True)
-    atomic_write(folder / MANIFEST_NAME, text.encode() + b"\n")
+    """Declare the set complete. Call it once every file of it is on the disk. Checksums of the companions that are
+    there, and of the manifest, are added."""
+    beside = {name: checksum(folder / name) for name in COMPANIONS if (folder / name).is_file()}
+    manifest = replace(manifest, beside=beside, xxh3="")
+    digest = xxhash.xxh3_128_hexdigest(manifest_bytes(manifest))
+    atomic_write(folder / MANIFEST_NAME, manifest_bytes(replace(manifest, xxh3=digest)))
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """What is in the file."""
+    return json.dumps(asdict(manifest), indent=1, sort_keys=True).encode() + b"\n"
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -112,6 +126,9 @@ def read_manifest(folder: Path) -> Manifest:
 def parse_manifest(text: bytes, where: str) -> Manifest:
     """Raises ValueError, which says where it was found, for anything that is no manifest."""
     try:
-        return TypeAdapter(Manifest).validate_json(text)
+        return _ADAPTER.validate_json(text)
     except ValidationError as error:
         raise ValueError(f"{where} is not a valid manifest: {explain(error)}") from error
+
+
+_ADAPTER = TypeAdapter(Manifest)

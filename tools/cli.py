@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from seqmesh.tools import set_commands
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -138,6 +140,9 @@ def verify(folder: Annotated[Path, typer.Argument(help="A shard set.")]) -> None
     from seqmesh.tools import verify as command
 
     command.run(folder=folder)
+
+
+set_commands.register(app)
 
 
 @app.command()

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from seqmesh.loader.manifest import LENGTHS_NAME, FileEntry, Manifest, read_manifest
+from seqmesh.loader.manifest import FileEntry, Manifest, read_manifest
 from seqmesh.tools import shuffles
 from seqmesh.tools.shuffles import ShuffleOptions
 from seqmesh.tools.units.filters import FILTERED
@@ -66,7 +66,7 @@ class StoredDocument:
 def inspect_set(folder: Path) -> SetSummary:
     """Summarise a set. Raises FileNotFoundError or ValueError naming the file that is missing or cut."""
     manifest = open_manifest(folder)
-    lengths = _lengths(folder)
+    lengths = _lengths(folder, manifest)
     sources = _sources(folder, manifest)
     size = len(manifest.sources)
     documents = np.bincount(sources, minlength=size)
@@ -194,8 +194,8 @@ def _column(path: Path, name: str) -> list[npt.NDArray[Any]]:
     return [batch.column(name).to_numpy() for batch in _batches(path)]
 
 
-def _lengths(folder: Path) -> Int64Array:
-    return np.concatenate([np.zeros(0, np.int64), *_column(folder / LENGTHS_NAME, "length")])
+def _lengths(folder: Path, manifest: Manifest) -> Int64Array:
+    return np.concatenate([np.zeros(0, np.int64), *_column(folder / manifest.lengths.file, "length")])
 
 
 def _sources(folder: Path, manifest: Manifest) -> Int64Array:
@@ -276,11 +276,11 @@ def _print_document(console: Console, folder: Path, index: int) -> None:
     document = read_document(folder, index)
     text = decoded(folder, document)
     head = f"document {index}: {document.doc_id}, source {document.source}, {len(document.ids):,} tokens"
-    console.print(Text(_printable(head)), style="bold")
-    console.print(Text(_printable(text)), soft_wrap=True)
+    console.print(Text(printable(head)), style="bold")
+    console.print(Text(printable(text)), soft_wrap=True)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Control characters (escape sequences among them) as visible pictures, so that data cannot steer a terminal."""
     pictures = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
     return text.translate(pictures | dict.fromkeys(range(0x80, 0xA0), 0xFFFD))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import pyarrow as pa
 from seqmesh.loader.chunks import SPAN_TYPE, is_span_type
 from seqmesh.loader.manifest import FileEntry, Manifest
 from seqmesh.packer.lengths import Int64Array
+from seqmesh.tools.one_pass import Numbers
 from seqmesh.tools.targets import all_labels, count_problems, list_offsets, offset_problems, target_problems
 
 ID_BLOCK = 1 << 24  # ids looked at in one go
@@ -32,10 +32,10 @@ def shard_types(manifest: Manifest) -> Types:
     return {"input_ids": (ids,), "doc_id": (pa.large_string(), pa.int64()), "source": (pa.uint16(),)}
 
 
-def open_table(path: Path) -> pa.Table:
-    """An Arrow file as a view of its memory map. Raises ValueError where it is none, or contradicts itself."""
+def open_table(file: pa.Buffer) -> pa.Table:
+    """An Arrow file, mapped to memory, as a view of it. Raises ValueError where it is none, or contradicts itself."""
     try:
-        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        reader = pa.ipc.open_file(file)
         batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
         for batch in batches:
             batch.validate()  # that buffers are as large as they must be, not what is in them
@@ -44,6 +44,22 @@ def open_table(path: Path) -> pa.Table:
         return pa.Table.from_batches(batches, reader.schema)
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:  # the last one from names
         raise ValueError(f"is not readable as an Arrow file: {error}") from error
+
+
+def id_ranges(table: pa.Table, file: pa.Buffer) -> list[Numbers] | None:
+    """Where the ids of a shard lie in its file, record batch by record batch; None where they are no plain arrays
+    there."""
+    found = []
+    column: Any
+    for column in table.column("input_ids").chunks:
+        values = column.values
+        dtype = np.dtype(values.type.to_pandas_dtype())
+        data, count = values.buffers()[1], len(values)
+        start = 0 if data is None else data.address + values.offset * dtype.itemsize - file.address
+        if not 0 <= start <= file.size - count * dtype.itemsize or start % dtype.itemsize:
+            return None
+        found.append(Numbers(start, count, dtype))
+    return found
 
 
 def column_problems(table: pa.Table, types: Types) -> list[str]:
@@ -82,9 +98,8 @@ def index_of(table: pa.Table) -> Index:
     return Index(_joined(table, "length"), _joined(table, "supervised"), codes)
 
 
-def index_problems(table: pa.Table, entry: FileEntry) -> Iterator[str]:
-    """What is wrong with the values of the lengths index."""
-    index = index_of(table)
+def index_problems(table: pa.Table, index: Index, entry: FileEntry) -> Iterator[str]:
+    """What is wrong with the values of the lengths index, which `index` is the content of."""
     lengths, supervised = index.lengths, index.supervised
     if "source" in table.schema.names and index.codes is None:
         yield f"the column source is {table.schema.field('source').type}, not uint16"
@@ -96,13 +111,17 @@ def index_problems(table: pa.Table, entry: FileEntry) -> Iterator[str]:
         yield f"the numbers of supervised tokens of {wrong:,} documents do not follow from their lengths"
 
 
-def shard_problems(table: pa.Table, entry: FileEntry, manifest: Manifest, index: Index | None) -> Iterator[str]:
-    """What is wrong with the values of a shard. `index`: of its documents, None where the lengths index is no use."""
+def shard_problems(
+    table: pa.Table, entry: FileEntry, manifest: Manifest, index: Index | None, largest: int
+) -> Iterator[str]:
+    """What is wrong with the values of a shard. `index`: of its documents, None where the lengths index is no use.
+    largest: no id is larger, as far as is known."""
     for column in table.column("input_ids").chunks:
-        yield from _ids_problems(column, manifest.vocab_size)
-    found = np.concatenate(
-        [np.zeros(0, np.int64), *(np.diff(list_offsets(column)) for column in table.column("input_ids").chunks)]
-    )
+        yield from offset_problems(column, "ids")
+        if largest >= manifest.vocab_size:
+            yield from _ids_problems(column, manifest.vocab_size)
+    each = [np.diff(list_offsets(column)) for column in table.column("input_ids").chunks]
+    found = each[0] if len(each) == 1 else np.concatenate([np.zeros(0, np.int64), *each])
     yield from _count_problems(len(found), int(found.sum()), entry)
     if index is not None and len(index.lengths) != len(found):
         index = None
@@ -138,7 +157,8 @@ def _supervised_problems(table: pa.Table, lengths: Int64Array, index: Index | No
 
 
 def _joined(table: pa.Table, name: str) -> npt.NDArray[Any]:
-    return np.concatenate([np.zeros(0, np.uint16), *(chunk.to_numpy() for chunk in table.column(name).chunks)])
+    chunks = [chunk.to_numpy() for chunk in table.column(name).chunks]
+    return chunks[0] if len(chunks) == 1 else np.concatenate([np.zeros(0, np.uint16), *chunks])  # no copy of one
 
 
 def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -155,7 +175,6 @@ def _count_problems(rows: int, tokens: int, entry: FileEntry) -> Iterator[str]:
 
 
 def _ids_problems(column: Any, vocab_size: int) -> Iterator[str]:
-    yield from offset_problems(column, "ids")
     size = len(column.values)
     ids = column.values.to_numpy()
     wrong = sum(int((ids[first : first + ID_BLOCK] >= vocab_size).sum()) for first in range(0, size, ID_BLOCK))

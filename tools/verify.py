@@ -1,35 +1,47 @@
 """`seqmesh verify`: reads a whole shard set and lists everything in it that is not as it should be.
 
-Every file that the manifest names is compared with it in size and checksum, then read: types, row and token counts,
-offsets, ids, sources, names, and the lengths index against the shards. A file that is missing or has another size is
-not read further. What else the folder holds is a warning. Nothing is changed.
+The manifest is compared with its own checksum. Every file that it names is compared with it in size and checksum, then
+read: types, row and token counts, offsets, ids, sources, names, and the lengths index against the shards. A file that
+is missing or has another size is not read further. What else the folder holds is a warning. Nothing is changed. Several
+shards are read at a time, each byte once.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
+import xxhash
 from rich.console import Console
-from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from seqmesh.loader.files import checksum
-from seqmesh.loader.manifest import LENGTHS_NAME, MANIFEST_NAME, FileEntry, Manifest, read_manifest
-from seqmesh.tools.claim import LOCK_NAME, QUARANTINE_NAME, TOKENIZER_NAMES
+from seqmesh.loader.manifest import (
+    COMPANIONS,
+    MANIFEST_NAME,
+    FileEntry,
+    Manifest,
+    manifest_bytes,
+    read_manifest,
+)
+from seqmesh.tools.claim import LOCK_NAME, TOKENIZER_NAMES
 from seqmesh.tools.journal import JOURNAL_NAME
+from seqmesh.tools.one_pass import Numbers, read_once
+from seqmesh.tools.sets.progress import Share, ignore, progress_on
 from seqmesh.tools.shard_checks import (
     INDEX_TYPES,
     Index,
     Types,
     column_problems,
+    id_ranges,
     index_of,
     index_problems,
     open_table,
@@ -38,7 +50,7 @@ from seqmesh.tools.shard_checks import (
 )
 from seqmesh.tools.units.filters import FILTERED
 
-QUIET_SECONDS = 5.0  # between lines of progress where there is no terminal
+THREADS = 4  # at most: memory is the limit soon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +62,7 @@ class Problem:
     warning: bool = False
 
 
-def _ignore(_: float) -> None:
-    """For callers that want no progress."""
-
-
-def verify_set(folder: Path, *, progress: Callable[[float], None] = _ignore) -> list[Problem]:
+def verify_set(folder: Path, *, progress: Share = ignore) -> list[Problem]:
     """All problems of a set, by file. `progress` hears the share of bytes that are read.
 
     Raises FileNotFoundError where the folder holds no manifest.
@@ -63,29 +71,30 @@ def verify_set(folder: Path, *, progress: Callable[[float], None] = _ignore) -> 
         manifest = read_manifest(folder)
     except ValueError as error:
         return [Problem(file=MANIFEST_NAME, what=str(error))]
-    problems = [Problem(file=MANIFEST_NAME, what=what) for what in _manifest_problems(manifest)]
+    problems = [*_manifest_problems(folder, manifest)]
     index, found = _check_index(folder, manifest.lengths)
     problems += [Problem(file=manifest.lengths.file, what=what) for what in found]
     entries = (manifest.lengths, *manifest.shards)
     read = list(accumulate(entry.bytes for entry in entries))
-    first = 0
-    for entry, done in zip(manifest.shards, read[1:], strict=True):
-        expected = index.part(first, entry.rows) if index is not None else None
-        problems += [Problem(file=entry.file, what=what) for what in _check_shard(folder, entry, manifest, expected)]
-        first += entry.rows
-        progress(done / max(read[-1], 1))
-    problems += _companion_problems(folder, manifest)
-    return problems
+    ends = accumulate(entry.rows for entry in manifest.shards)
+    parts = [index and index.part(end - e.rows, e.rows) for e, end in zip(manifest.shards, ends, strict=True)]
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        checked = pool.map(lambda entry, part: _check_shard(folder, entry, manifest, part), manifest.shards, parts)
+        for entry, done, found in zip(manifest.shards, read[1:], checked, strict=True):
+            problems += [Problem(file=entry.file, what=what) for what in found]
+            progress(done / max(read[-1], 1))
+    return [*problems, *_companion_problems(folder, manifest)]
 
 
 def run(*, folder: Path, console: Console | None = None) -> None:
     """The whole command. Raises ValueError, after listing all problems, where the set is not fit for use."""
     console = console or Console()
     started = time.perf_counter()
-    with _progress(console) as progress:
+    with progress_on(console, "reading", "bytes read") as progress:
         problems = verify_set(folder, progress=progress)
-    if problems:
-        console.print(_problem_table(problems))
+    for problem in problems:
+        what = "warning: " * problem.warning + problem.what
+        console.print(Text(f"{problem.file}: {what}"), soft_wrap=True)
     errors = [problem for problem in problems if not problem.warning]
     if errors:
         files = len({problem.file for problem in errors})
@@ -97,7 +106,18 @@ def run(*, folder: Path, console: Console | None = None) -> None:
     console.print(_ok_table(read_manifest(folder), time.perf_counter() - started))
 
 
-def _manifest_problems(manifest: Manifest) -> Iterator[str]:
+def _manifest_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
+    found = (folder / MANIFEST_NAME).read_bytes()
+    digest = xxhash.xxh3_128_hexdigest(manifest_bytes(replace(manifest, xxh3="")))
+    if not manifest.xxh3:
+        what = "has no checksum of its own, as sets of earlier versions: a change of it may go unseen"
+        yield Problem(file=MANIFEST_NAME, what=what, warning=True)
+    elif found != manifest_bytes(replace(manifest, xxh3=digest)):
+        yield Problem(file=MANIFEST_NAME, what=f"was changed: its checksum is {digest}, it says {manifest.xxh3}")
+    yield from (Problem(file=MANIFEST_NAME, what=what) for what in _contradictions(manifest))
+
+
+def _contradictions(manifest: Manifest) -> Iterator[str]:
     """Contradictions inside the manifest that its own reader lets pass."""
     names = Counter(entry.file for entry in (manifest.lengths, *manifest.shards))
     yield from (f"names {name} {count} times" for name, count in names.items() if count > 1)
@@ -118,49 +138,67 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
 
 def _check_index(folder: Path, entry: FileEntry) -> tuple[Index | None, list[str]]:
     """What the index says, None where it is not usable, and what is wrong with it."""
-    table, found = _opened(folder, entry, INDEX_TYPES)
+    file, found = _mapped(folder / entry.file, entry)
+    table = _opened(file, INDEX_TYPES, found)
+    found += _checksum_problems(folder, entry, file, ())[0]
     if table is None:
         return None, found
-    return index_of(table), [*found, *index_problems(table, entry)]
+    index = index_of(table)
+    return index, [*found, *index_problems(table, index, entry)]
 
 
 def _check_shard(folder: Path, entry: FileEntry, manifest: Manifest, index: Index | None) -> list[str]:
-    table, found = _opened(folder, entry, shard_types(manifest))
+    file, found = _mapped(folder / entry.file, entry)
+    table = _opened(file, shard_types(manifest), found)
+    ranges = id_ranges(table, file) if table is not None and file is not None else None
+    damage, largest = _checksum_problems(folder, entry, file, ranges or ())
+    found += damage
     if table is None:
         return found
-    return [*found, *shard_problems(table, entry, manifest, index)]
+    unknown = manifest.vocab_size if ranges is None else 0
+    return [*found, *shard_problems(table, entry, manifest, index, max(largest, default=unknown))]
 
 
-def _opened(folder: Path, entry: FileEntry, types: Types) -> tuple[pa.Table | None, list[str]]:
-    """A file of the set and what is wrong with it as a file. No table where its content cannot be read."""
-    path = folder / entry.file
-    found = list(_file_problems(path, entry))
-    if not path.is_file() or path.stat().st_size != entry.bytes:  # with its size a file loses the place of everything
-        return None, found
-    try:
-        table = open_table(path)
-    except ValueError as error:
-        return None, [*found, str(error)]
-    unfit = column_problems(table, types)
-    return (None if unfit else table), found + unfit
-
-
-def _file_problems(path: Path, entry: FileEntry) -> Iterator[str]:
+def _mapped(path: Path, entry: FileEntry) -> tuple[pa.Buffer | None, list[str]]:
+    """The bytes of a file, None where it is not as long as it must be, and what is wrong then."""
     if not path.is_file():
-        yield "is missing"
-        return
+        return None, ["is missing"]
     size = path.stat().st_size
-    if size != entry.bytes:
-        what = "cut short" if size < entry.bytes else "too long"
-        yield f"is {what}: {size:,} bytes, the manifest says {entry.bytes:,}"
-    elif (found := checksum(path)) != entry.xxh3:
-        yield f"its checksum is {found}, the manifest says {entry.xxh3}"
+    if size == entry.bytes:
+        with pa.memory_map(str(path)) as file:
+            return file.read_buffer(size), []
+    what = "cut short" if size < entry.bytes else "too long"  # with its size a file loses the place of everything
+    return None, [f"is {what}: {size:,} bytes, the manifest says {entry.bytes:,}"]
+
+
+def _opened(file: pa.Buffer | None, types: Types, found: list[str]) -> pa.Table | None:
+    """The content of a file; None where it cannot be read, and `found` says why."""
+    if file is None:
+        return None
+    try:
+        table = open_table(file)
+    except ValueError as error:
+        found.append(str(error))
+        return None
+    unfit = column_problems(table, types)
+    found += unfit
+    return None if unfit else table
+
+
+def _checksum_problems(
+    folder: Path, entry: FileEntry, file: pa.Buffer | None, ranges: Sequence[Numbers]
+) -> tuple[list[str], list[int]]:
+    """What the checksum of a file says, and the largest id in each range of it."""
+    if file is None:
+        return [], []
+    xxh3, largest = read_once(folder / entry.file, ranges)
+    return [f"its checksum is {xxh3}, the manifest says {entry.xxh3}"] * (xxh3 != entry.xxh3), largest
 
 
 def _companion_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
     """Files that a set has beside those in the manifest, and files that nobody knows."""
     known = {entry.file for entry in (manifest.lengths, *manifest.shards)}
-    known |= {MANIFEST_NAME, LENGTHS_NAME, *TOKENIZER_NAMES, QUARANTINE_NAME}
+    known |= {MANIFEST_NAME, *(manifest.beside if manifest.xxh3 else COMPANIONS)}
     for path in sorted(folder.iterdir()):
         if path.name in (JOURNAL_NAME, LOCK_NAME) or path.name.endswith(".tmp"):
             yield Problem(file=path.name, what="is left of a run of prepare that did not end", warning=True)
@@ -169,12 +207,11 @@ def _companion_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
     name = next((name for name in TOKENIZER_NAMES if (folder / name).is_file()), None)
     if name and (what := _tokenizer_problem(folder, manifest)):
         yield Problem(file=name, what=what)
-    if (folder / QUARANTINE_NAME).is_file() and "refused" in manifest.counts:
-        with (folder / QUARANTINE_NAME).open("rb") as file:
-            lines = sum(1 for _ in file)
-        if lines != manifest.counts["refused"]:
-            what = f"holds {lines:,} records, the manifest says {manifest.counts['refused']:,} were refused"
-            yield Problem(file=QUARANTINE_NAME, what=what)
+    for beside, xxh3 in manifest.beside.items():
+        if not (folder / beside).is_file():
+            yield Problem(file=beside, what="is missing")
+        elif (found := checksum(folder / beside)) != xxh3:
+            yield Problem(file=beside, what=f"its checksum is {found}, the manifest says {xxh3}")
 
 
 def _tokenizer_problem(folder: Path, manifest: Manifest) -> str | None:
@@ -187,33 +224,6 @@ def _tokenizer_problem(folder: Path, manifest: Manifest) -> str | None:
     if file.vocab_size != manifest.vocab_size:
         return f"has a vocabulary of {file.vocab_size}, the manifest says {manifest.vocab_size}"
     return None
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Callable[[float], None]]:
-    """A live bar on a terminal; elsewhere at most one line every QUIET_SECONDS."""
-    if not console.is_terminal:
-        last = time.perf_counter()
-
-        def line(share: float) -> None:
-            nonlocal last
-            if time.perf_counter() - last >= QUIET_SECONDS:
-                last = time.perf_counter()
-                console.print(f"{share:.0%} of the bytes read", highlight=False)
-
-        yield line
-        return
-    with Bar(console=console, transient=True) as bar:
-        task = bar.add_task("reading", total=1.0)
-        yield lambda share: bar.update(task, completed=share)
-
-
-def _problem_table(problems: list[Problem]) -> Table:
-    table = Table("file", title="problems", title_justify="left")
-    table.add_column("what", overflow="fold")
-    for problem in problems:
-        table.add_row(Text(problem.file), Text(("warning: " if problem.warning else "") + problem.what))
-    return table
 
 
 def _ok_table(manifest: Manifest, seconds: float) -> Table:

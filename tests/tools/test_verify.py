@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 from rich.console import Console
 
 from seqmesh.loader.files import checksum
 from seqmesh.loader.manifest import LENGTHS_NAME, MANIFEST_NAME
+from seqmesh.tools.one_pass import Numbers, read_once
 from seqmesh.tools.prepare import PrepareOptions, prepare
 from seqmesh.tools.shard_writer import write_shards
 from seqmesh.tools.verify import run, verify_set
@@ -42,8 +44,15 @@ def printed(folder: Path, *, terminal: bool = False) -> str:
 
 
 def edit_manifest(folder: Path, **changes: Any) -> None:
+    """With a checksum that agrees to the change."""
     path = folder / MANIFEST_NAME
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    fields = json.loads(path.read_text()) | changes
+    digest = xxhash.xxh3_128_hexdigest(_written(fields | {"xxh3": ""}))
+    path.write_bytes(_written(fields | {"xxh3": digest}))
+
+
+def _written(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def edit_shard(folder: Path, number: int, **changes: Any) -> None:
@@ -133,17 +142,59 @@ def test_every_problem_is_listed_by_file(folder: Path) -> None:
         assert name in output.getvalue()
 
 
-def test_a_flipped_bit_anywhere_is_found_and_breaks_nothing(folder: Path) -> None:
+def test_a_changed_byte_anywhere_is_found_and_breaks_nothing(folder: Path) -> None:
     rng = random.Random(0)
-    for name in (FIRST, LENGTHS_NAME):
+    for name in (FIRST, LENGTHS_NAME, MANIFEST_NAME):
         whole = (folder / name).read_bytes()
-        for place in range(rng.randrange(3), len(whole), 3):
-            data = bytearray(whole)
-            data[place] ^= 1 << rng.randrange(8)
-            (folder / name).write_bytes(data)
-            assert any(file == name and "checksum is" in what for file, what in problems(folder)), place
-        (folder / name).write_bytes(whole)
-    assert problems(folder) == []
+        for place in range(rng.randrange(4), len(whole), 4):
+            _change(folder / name, place, rng)
+            assert name in dict(problems(folder)), (name, place)
+            (folder / name).write_bytes(whole)
+    assert verify_set(folder) == []
+
+
+def test_a_changed_byte_beside_the_shards_is_found(tmp_path: Path, tokenizer_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "hello"}\nbad\n')
+    folder, rng = tmp_path / "set", random.Random(0)
+    options = {"inputs": (str(tmp_path / "in.jsonl"),), "tokenizer": str(tokenizer_path)}
+    prepare(PrepareOptions(out=folder, on_error="skip", **options))  # type: ignore[arg-type]  # of a mapping
+    assert sorted(path.name for path in folder.iterdir()) == [
+        LENGTHS_NAME,
+        MANIFEST_NAME,
+        "quarantine.jsonl",
+        FIRST,
+        "tokenizer.json",
+    ]
+    for name, step in (("quarantine.jsonl", 5), ("tokenizer.json", 499)):
+        whole = (folder / name).read_bytes()
+        for place in range(rng.randrange(step), len(whole), step):
+            _change(folder / name, place, rng)
+            assert name in dict(problems(folder)), (name, place)
+            (folder / name).write_bytes(whole)
+    assert verify_set(folder) == []
+
+
+def _change(path: Path, place: int, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= rng.randrange(1, 256)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 64, 65])
+def test_a_file_is_read_once_for_its_checksum_and_its_largest_ids(
+    tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seqmesh.tools.one_pass.BLOCK_BYTES", 8)
+    path, rng = tmp_path / "file", np.random.default_rng(size)
+    data = rng.integers(0, 256, size, np.uint8).tobytes()
+    path.write_bytes(data)
+    for dtype in (np.dtype(np.uint16), np.dtype(np.uint32)):
+        whole = size // dtype.itemsize
+        ranges = [Numbers(a * dtype.itemsize, b - a, dtype) for a in range(whole + 1) for b in range(a, whole + 1)]
+        found, largest = read_once(path, ranges)
+        assert found == checksum(path)
+        expected = [np.frombuffer(data, dtype, each.count, each.start).max(initial=0) for each in ranges]
+        assert largest == expected
 
 
 def test_one_problem_is_one_problem(folder: Path) -> None:
@@ -329,11 +380,12 @@ def test_an_edited_entry_is_named_by_its_file(folder: Path, changes: dict[str, A
 
 
 def test_other_files_are_warnings_only(folder: Path) -> None:
-    for name in ("extra.arrow", "progress.jsonl", "prepare.lock", "shard-00009.arrow.tmp"):
+    for name in ("extra.arrow", "quarantine.jsonl", "progress.jsonl", "prepare.lock", "shard-00009.arrow.tmp"):
         (folder / name).write_bytes(b"")
     assert problems(folder) == []
     assert {(problem.file, problem.what) for problem in verify_set(folder)} == {
         ("extra.arrow", "is not part of the set"),
+        ("quarantine.jsonl", "is not part of the set"),
         ("prepare.lock", "is left of a run of prepare that did not end"),
         ("progress.jsonl", "is left of a run of prepare that did not end"),
         ("shard-00009.arrow.tmp", "is left of a run of prepare that did not end"),
@@ -353,14 +405,23 @@ def test_the_tokenizer_and_the_quarantine_belong_to_the_set(tmp_path: Path, toke
         (data[:-9], "is not a tokenizer.json that the tokenizers library reads"),
     ):
         (out / "tokenizer.json").write_bytes(damaged)
-        ((name, what),) = problems(out)
-        assert name == "tokenizer.json"
-        assert message in what
+        first, second = problems(out)
+        assert {first[0], second[0]} == {"tokenizer.json"}
+        assert message in first[1]
+        assert "its checksum is" in second[1]
     (out / "tokenizer.json").write_bytes(data)
-    (out / "quarantine.jsonl").write_bytes(b"")
-    assert problems(out) == [("quarantine.jsonl", "holds 0 records, the manifest says 1 were refused")]
+    (out / "quarantine.jsonl").unlink()
+    assert problems(out) == [("quarantine.jsonl", "is missing")]
 
 
 def test_a_folder_without_a_manifest_is_no_set(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="is not a finished shard set"):
         run(folder=tmp_path)
+
+
+def test_sets_of_earlier_versions_are_fine_but_warned_of(folder: Path) -> None:
+    path = folder / MANIFEST_NAME
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k not in ("beside", "xxh3")}))
+    (problem,) = verify_set(folder)
+    assert problem.warning
+    assert "has no checksum of its own" in problem.what

@@ -106,13 +106,17 @@ def load_recorded(folder: Path, manifest: Manifest) -> TokenizerFile:
     path = next((folder / name for name in TOKENIZER_NAMES if (folder / name).is_file()), None)
     if path is None:
         raise FileNotFoundError(f"{folder} has no {TOKENIZER_NAME}: its documents cannot be shown as text")
-    data = path.read_bytes()
-    plain = parse_tokenizer(data, name=str(path), eod_token=NONE).tokenizer
+    return parse_recorded(path.read_bytes(), str(path), manifest)
+
+
+def parse_recorded(data: bytes, name: str, manifest: Manifest) -> TokenizerFile:
+    """The tokenizer in these bytes with the marks of a set made with it. Raises ValueError where the set was not."""
+    plain = parse_tokenizer(data, name=name, eod_token=NONE).tokenizer
     begin, end = (None if id is None else plain.id_to_token(id) for id in (manifest.bod_id, manifest.eod_id))
     for parse_special in (False, True):  # the manifest does not say; the fingerprint does
         if _fingerprint(data, _options(begin, end, parse_special)) == manifest.tokenizer:
-            return _parse_again(data, str(path), begin or NONE, end or NONE, parse_special)
-    raise ValueError(f"{path} is not the tokenizer of this set: its fingerprint is not {manifest.tokenizer}")
+            return _parse_again(data, name, begin or NONE, end or NONE, parse_special)
+    raise ValueError(f"{name} is not the tokenizer of this set: its fingerprint is not {manifest.tokenizer}")
 
 
 def parse_tokenizer(
