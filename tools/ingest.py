@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -88,6 +89,9 @@ class Ingest:
     seen: Seen | None = None  # None: duplicates stay
     max_tokens: int | None = None
     tally: Tally = field(default_factory=Tally)
+    stages: dict[str, float] = field(
+        default_factory=lambda: defaultdict(float)
+    )  # seconds of processes spent on each, in this run
     _records: int = 0  # of the file in which the last unit ended, before its end
     _hashes: list[bytes] = field(default_factory=list)  # of the shard that is under way
 
@@ -97,6 +101,7 @@ class Ingest:
         Returns True with the document that reaches `max_tokens`; the records after it do not count as read, so that
         the outcome does not depend on the size of units.
         """
+        started = time.perf_counter()
         encoded = self._completed(unit, encoded)
         kept = np.flatnonzero(encoded.fates == KEPT)
         last = self._limit(encoded.lengths)
@@ -114,6 +119,8 @@ class Ingest:
             for record in itertools.islice(bad, int((encoded.fates[first:stop] == REFUSED).sum())):
                 self.refuse(record)
             self._keep(encoded, one, other)
+        for stage, seconds in {**encoded.stages, "writing": time.perf_counter() - started}.items():
+            self.stages[stage] += seconds
         return last is not None
 
     def _completed(self, unit: Unit, encoded: Encoded) -> Encoded:

@@ -7,6 +7,7 @@ unit's bytes, its texts, its ids, and what the engine needs for BATCH_CHARACTERS
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,7 @@ class Encoded:
     sources: list[str]  # [K]
     hashes: bytes
     reserved: tuple[int, int] | None
+    stages: dict[str, float]  # seconds spent on each
 
 
 class Encoder:
@@ -72,7 +74,9 @@ class Encoder:
 
     def encode(self, unit: Unit) -> Encoded:
         """Raises ValueError where a file cannot be read or the engine finds itself wrong."""
+        started = time.perf_counter()
         page = page_of(unit)
+        read = time.perf_counter()
         fates = self._before(page, unit)
         chosen = np.flatnonzero(fates == KEPT)
         ids, lengths = self._encoded([page.texts[i] or "" for i in chosen.tolist()])
@@ -98,6 +102,7 @@ class Encoder:
             sources=[page.sources[i] for i in numbers],
             hashes=b"".join(text_hash(page.texts[i] or "") for i in numbers) if self._filters.dedup else b"",
             reserved=reserved,
+            stages={"reading": read - started, "encoding": time.perf_counter() - read},
         )
 
     def _before(self, page: Page, unit: Unit) -> npt.NDArray[np.uint8]:
