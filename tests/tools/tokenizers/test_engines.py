@@ -107,10 +107,10 @@ def test_a_token_that_merges_do_not_reach_rules_the_twin_out(tokenizer_path: Pat
     assert "the ids differ on the text that begins 'qqjj'" in choice.reason
 
 
-def test_added_tokens_that_text_may_match_have_no_twin(tokenizer_path: Path) -> None:
+def test_added_tokens_that_take_blanks_with_them_have_no_twin(tokenizer_path: Path) -> None:
     config = json.loads(tokenizer_path.read_bytes())
-    tab = {**config["added_tokens"][0], "id": 400, "content": "<tab>", "special": False}
-    with pytest.raises(ValueError, match="matched in text"):
+    tab = {**config["added_tokens"][0], "id": 400, "content": "<tab>", "special": False, "rstrip": True}
+    with pytest.raises(ValueError, match="matched in text by rules"):
         tiktoken_twin(with_fields(tokenizer_path, added_tokens=[*config["added_tokens"], tab]))
 
 
