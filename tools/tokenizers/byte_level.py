@@ -11,16 +11,14 @@ from typing import Any
 
 
 def merge_ranks(config: dict[str, Any]) -> dict[bytes, int]:
-    """Token bytes → id, special tokens left out. Raises ValueError, saying why, for what has no such form."""
+    """Token bytes → id, added tokens left out. Raises ValueError, saying why, for what has no such form."""
     model = config["model"]
     if model.get("type") != "BPE" or model.get("byte_fallback"):
         raise ValueError("it is not byte-level BPE")
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         raise ValueError("it marks pieces with a prefix or suffix")
-    if not all(token["special"] for token in config["added_tokens"]):
-        raise ValueError("it has added tokens that are matched in text")
-    special = {token["content"] for token in config["added_tokens"]}
-    vocabulary: dict[str, int] = {token: id for token, id in model["vocab"].items() if token not in special}
+    added = {token["content"] for token in config["added_tokens"]}
+    vocabulary: dict[str, int] = {token: id for token, id in model["vocab"].items() if token not in added}
     merged = merge_results(model["merges"])
     order = [vocabulary.get(token, -1) for token in merged]
     if any(left > right for left, right in itertools.pairwise(order)):
@@ -34,6 +32,20 @@ def merge_ranks(config: dict[str, Any]) -> dict[bytes, int]:
         return {bytes(alphabet[character] for character in token): id for token, id in vocabulary.items()}
     except KeyError as error:
         raise ValueError(f"its vocabulary holds {error}, which stands for no byte") from error
+
+
+def matched_tokens(config: dict[str, Any]) -> tuple[str, ...]:
+    """Added tokens that are no special ones: text that spells one gives it. Raises ValueError where the match of one
+    depends on what is around it, or takes some of that."""
+    tokens = [token for token in config["added_tokens"] if not token["special"]]
+    for token in tokens:
+        flags = any(token.get(flag) for flag in ("single_word", "lstrip", "rstrip"))
+        blank = any(character.isspace() for character in token["content"])
+        if flags or blank or (token.get("normalized") and composes(config)):
+            raise ValueError(
+                f"it has added tokens that are matched in text in a way of their own: {token['content']!r}"
+            )
+    return tuple(token["content"] for token in tokens)
 
 
 def composes(config: dict[str, Any]) -> bool:

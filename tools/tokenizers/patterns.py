@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PIECE_CHARACTERS = 1 << 18  # longer texts are cut, where a cut is certain to change nothing
+PART_CHARACTERS = 1 << 10  # and texts of which only a part is for a fast engine
 
 # Where text may be cut: before a blank behind something else, since no piece of these patterns holds a blank behind
 # anything but blanks. Only characters that every library takes for what they are count.

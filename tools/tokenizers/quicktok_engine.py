@@ -19,12 +19,11 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from seqmesh.tools.tokenizers.byte_level import composes, merge_ranks
+from seqmesh.tools.tokenizers.byte_level import composes, matched_tokens, merge_ranks
 from seqmesh.tools.tokenizers.engine import Engine, Ids, Lengths, TokenizersEngine, flat, split_flat, usable_threads
 from seqmesh.tools.tokenizers.file import TokenizerFile
-from seqmesh.tools.tokenizers.patterns import CL100K, SplitPattern, cut_text, pattern_of
+from seqmesh.tools.tokenizers.patterns import CL100K, PART_CHARACTERS, SplitPattern, cut_text, pattern_of
 
-PART_CHARACTERS = 1 << 10  # of a text that the library may not encode alike: one such part is left to the reference
 _NAME = "seqmesh"
 
 
@@ -41,6 +40,7 @@ class QuicktokEngine(Engine):
         library: Any,
         table: Ids | None,
         pattern: SplitPattern,
+        matched: Sequence[str],
         reference: Engine,
         *,
         threads: int | None = None,
@@ -48,7 +48,8 @@ class QuicktokEngine(Engine):
         self._library = library
         self._table = table
         self._cut = pattern.cut
-        self._doubtful = _unsure_at_end if pattern is CL100K else _holds_doubtful
+        self._unsure = _unsure_at_end if pattern is CL100K else _holds_doubtful
+        self._matched = matched
         self._reference = reference
         self._threads = usable_threads(threads)
 
@@ -62,7 +63,9 @@ class QuicktokEngine(Engine):
 
     def _encode(self, texts: Sequence[str], other: Callable[[Sequence[str]], list[Ids]]) -> tuple[Ids, Lengths]:
         """By the library what it is sure to encode alike, by `other` the rest."""
-        doubtful = [i for i, text in enumerate(texts) if self._doubtful(text)]
+        doubtful = [
+            i for i, text in enumerate(texts) if self._unsure(text) or any(token in text for token in self._matched)
+        ]
         texts = list(texts)
         rest = [texts[i] for i in doubtful]
         for i in doubtful:
@@ -93,6 +96,7 @@ def quicktok_engine(file: TokenizerFile, *, threads: int | None = None) -> Quick
         library,
         None if table[-1] == len(table) - 1 else table,
         pattern,
+        matched_tokens(config),
         TokenizersEngine(file.tokenizer),
         threads=threads,
     )

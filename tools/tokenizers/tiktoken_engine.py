@@ -14,10 +14,10 @@ import numpy as np
 import tiktoken
 from tokenizers import Tokenizer
 
-from seqmesh.tools.tokenizers.byte_level import composes, merge_ranks
+from seqmesh.tools.tokenizers.byte_level import composes, matched_tokens, merge_ranks
 from seqmesh.tools.tokenizers.engine import Engine, Ids, Lengths, TokenizersEngine, flat, usable_threads
 from seqmesh.tools.tokenizers.file import TokenizerFile
-from seqmesh.tools.tokenizers.patterns import SplitPattern, cut_text, pattern_of
+from seqmesh.tools.tokenizers.patterns import PART_CHARACTERS, PIECE_CHARACTERS, SplitPattern, cut_text, pattern_of
 
 # tiktoken's regular expressions run out of stack (a million steps) on longer runs of spaces, and it slows down on long
 # runs without any; pieces above this go to the reference.
@@ -25,7 +25,7 @@ LONGEST_CHARACTERS = 1 << 19
 
 
 class TiktokenEngine(Engine):
-    """The twin."""
+    """The twin. The reference gets what the twin cannot do: parts of a text with a token of `matched`, overlong runs."""
 
     name = "tiktoken"
 
@@ -34,6 +34,7 @@ class TiktokenEngine(Engine):
         encoding: tiktoken.Encoding,
         pattern: SplitPattern,
         compose: Callable[[str], str],
+        matched: Sequence[str],
         reference: Engine,
         *,
         threads: int | None = None,
@@ -41,6 +42,7 @@ class TiktokenEngine(Engine):
         self._encoding = encoding
         self._pattern = pattern
         self._compose = compose
+        self._matched = matched
         self._reference = reference
         self._threads = usable_threads(threads)
 
@@ -54,13 +56,17 @@ class TiktokenEngine(Engine):
             return list(pool.map(self._encode_one, texts))
 
     def _encode_one(self, text: str) -> Ids:
-        parts = [self._encode_piece(piece) for piece in cut_text(self._compose(text), self._pattern.cut)]
+        size = PART_CHARACTERS if self._holds_token(text) else PIECE_CHARACTERS
+        parts = [self._encode_piece(piece) for piece in cut_text(text, self._pattern.cut, size)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _encode_piece(self, piece: str) -> Ids:
-        if len(piece) > LONGEST_CHARACTERS:
+        if len(piece) > LONGEST_CHARACTERS or self._holds_token(piece):
             return self._reference.encode([piece])[0]
-        return self._encoding.encode_to_numpy(piece, disallowed_special=())
+        return self._encoding.encode_to_numpy(self._compose(piece), disallowed_special=())
+
+    def _holds_token(self, text: str) -> bool:
+        return any(token in text for token in self._matched)
 
 
 def tiktoken_engine(file: TokenizerFile, *, threads: int | None = None) -> TiktokenEngine:
@@ -73,7 +79,8 @@ def tiktoken_engine(file: TokenizerFile, *, threads: int | None = None) -> Tikto
         file.fingerprint, pat_str=pattern.fast, mergeable_ranks=merge_ranks(config), special_tokens={}
     )
     compose = _composer(file.tokenizer) if composing else str
-    return TiktokenEngine(encoding, pattern, compose, TokenizersEngine(file.tokenizer), threads=threads)
+    reference = TokenizersEngine(file.tokenizer)
+    return TiktokenEngine(encoding, pattern, compose, matched_tokens(config), reference, threads=threads)
 
 
 def _composer(tokenizer: Tokenizer) -> Callable[[str], str]:

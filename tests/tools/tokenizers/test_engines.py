@@ -95,10 +95,22 @@ def test_ids_out_of_merge_order_have_no_twin(tokenizer_path: Path) -> None:
         tiktoken_twin(with_fields(tokenizer_path, model=model))
 
 
-def test_added_tokens_that_text_may_match_have_no_twin(tokenizer_path: Path) -> None:
+def test_a_token_that_merges_do_not_reach_rules_the_twin_out(tokenizer_path: Path) -> None:
+    model = json.loads(tokenizer_path.read_bytes())["model"]
+    # "qqjj" is made from "qq" and "jj", but "qj" comes first: the twin takes the piece whole, the reference does not.
+    size = len(model["vocab"])
+    for offset, merge in enumerate((("q", "j"), ("q", "q"), ("j", "j"), ("qq", "jj"))):
+        model["vocab"]["".join(merge)] = size + offset
+        model["merges"].append(list(merge))
+    choice = choose_engine(with_fields(tokenizer_path, model=model), ["no such word"])
+    assert choice.engine.name == "tokenizers"
+    assert "the ids differ on the text that begins 'qqjj'" in choice.reason
+
+
+def test_added_tokens_that_take_blanks_with_them_have_no_twin(tokenizer_path: Path) -> None:
     config = json.loads(tokenizer_path.read_bytes())
-    tab = {**config["added_tokens"][0], "id": 400, "content": "<tab>", "special": False}
-    with pytest.raises(ValueError, match="matched in text"):
+    tab = {**config["added_tokens"][0], "id": 400, "content": "<tab>", "special": False, "rstrip": True}
+    with pytest.raises(ValueError, match="matched in text by rules"):
         tiktoken_twin(with_fields(tokenizer_path, added_tokens=[*config["added_tokens"], tab]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cache
 
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from seqmesh.tools.tokenizers import quicktok_engine as quicktok_module
+from seqmesh.tools.tokenizers import tiktoken_engine as tiktoken_module
 from seqmesh.tools.tokenizers.engine import Engine, Ids, Lengths, TokenizersEngine
 from seqmesh.tools.tokenizers.engines import build_engine, choose_engine, reference_engine
 from seqmesh.tools.tokenizers.file import TokenizerFile, parse_tokenizer
@@ -71,6 +74,40 @@ def test_characters_of_every_kind_and_age_are_split_alike(name: str) -> None:
     expected = reference_engine(tokenizer("o200k")).encode(texts)
     for text, ours, theirs in zip(texts, engine("o200k", name).encode(texts), expected, strict=True):
         assert np.array_equal(ours, theirs), ascii(text)
+
+
+@cache
+def with_matched(split: str) -> TokenizerFile:
+    """With two tokens that are no special ones, as chat models have them, one the beginning of the other."""
+    config = json.loads(tokenizer(split).data)
+    first, size = config["added_tokens"][0], len(config["model"]["vocab"])
+    for number, content in enumerate(("<a>", "<a>>")):
+        config["added_tokens"].append({**first, "id": size + number, "content": content, "special": False})
+    return parse_tokenizer(json.dumps(config).encode())
+
+
+@cache
+def matching_engine(split: str, name: str) -> Engine:
+    if name == "quicktok":
+        pytest.importorskip("quicktok")
+    return build_engine(with_matched(split), name, threads=1)
+
+
+@pytest.mark.parametrize("name", ["tiktoken", "quicktok"])
+@settings(max_examples=120, deadline=None)
+@given(
+    parts=st.lists(
+        st.sampled_from(["<a>", "<a>>", "<", "a>", " ", "\n", "\u0338", "é", "e\u0301", "s 1", "'s", "x" * 40])
+    ),
+    split=st.sampled_from(QUICK),
+)
+def test_tokens_that_text_may_spell_are_found(name: str, parts: list[str], split: str) -> None:
+    text = "".join(parts)
+    expected = reference_engine(with_matched(split)).encode([text])[0].tolist()
+    with pytest.MonkeyPatch.context() as patch:  # parts so short that the examples have several
+        patch.setattr(tiktoken_module, "PART_CHARACTERS", 4)
+        patch.setattr(quicktok_module, "PART_CHARACTERS", 4)
+        assert matching_engine(split, name).encode([text])[0].tolist() == expected
 
 
 @pytest.mark.parametrize("split", QUICK)
