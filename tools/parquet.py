@@ -1,12 +1,11 @@
 """Reads documents from a Parquet file: one a row, a few rows at a time.
 
-The text is a column of strings (`text`, unless another is named); where present, `id` gives the name of a document and
-`source` its source. Other columns are not read. A null id or source counts as absent: the document is then called
+Only the columns that `Columns` names are read. A null id or source counts as absent: the document is then called
 `file name:row`, rows being counted from 0.
 
-Memory is bounded by a batch of about BATCH_BYTES (or one row, where rows are larger) whatever the size of a row group.
-A null or another type where text belongs is a bad record. A file that is no whole Parquet file, or has no column of
-that name, raises ValueError naming it.
+Memory is bounded by a batch of about `rows.BATCH_BYTES` (or one row, where rows are larger) whatever the size of a row
+group. A null or another type where text belongs is a bad record. A file that is no whole Parquet file, or has not the
+columns, raises ValueError naming it.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from seqmesh.tools.inputs import BUFFER_BYTES
-from seqmesh.tools.records import BadTextError, Reading, Record, bad_record, document_of
-
-BATCH_BYTES = 8 << 20  # of decoded rows, estimated from the row group's mean
-BATCH_ROWS = 4096
+from seqmesh.tools.reading.rows import batch_rows, row_records, wanted_columns
+from seqmesh.tools.records import Reading, Record
 
 
 def read_parquet(reading: Reading) -> Iterator[Record]:
@@ -50,7 +47,7 @@ class _Rows:
 
     def _records(self) -> Iterator[Record]:
         file = pq.ParquetFile(self._stored, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
-        columns = self._columns(file)
+        columns = wanted_columns(self._reading, file.schema_arrow.names)
         first = 0  # row of the file with which the row group begins
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
@@ -58,21 +55,11 @@ class _Rows:
                 yield from self._group(file, group, first, columns)
             first += rows
 
-    def _columns(self, file: pq.ParquetFile) -> list[str]:
-        names = file.schema_arrow.names
-        wanted = self._reading.text_column
-        if wanted not in names:
-            raise ValueError(
-                f"{self._reading.file.shown} has no column {wanted!r} (its columns: {', '.join(names[:20])}): name the "
-                "column of texts with text_column"
-            )
-        return [name for name in dict.fromkeys((wanted, "id", "source")) if name in names]
-
     def _group(self, file: pq.ParquetFile, group: int, first: int, columns: list[str]) -> Iterator[Record]:
         """The rows of one row group, without those before `self._row`."""
-        batches = file.iter_batches(
-            _batch_rows(file.metadata.row_group(group)), row_groups=[group], columns=columns, use_threads=False
-        )
+        found = file.metadata.row_group(group)
+        rows = batch_rows(found.total_byte_size, found.num_rows)
+        batches = file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
         for batch in batches:
             last = first + batch.num_rows
             if last > self._row:
@@ -80,36 +67,8 @@ class _Rows:
             first = last
 
     def _batch(self, batch: pa.RecordBatch, group: int, rows: int) -> Iterator[Record]:
-        values = [_values(batch.column(index)) for index in range(batch.num_columns)]
-        for row in zip(*values, strict=True):
-            position = self._reading.file.size * (self._row + 1) // rows
-            place = self._reading.place(self._row, 0, position, group)
-            fields = dict(zip(batch.schema.names, row, strict=True))
-            for name in ("id", "source"):
-                if name != self._reading.text_column and fields.get(name, "") is None:
-                    del fields[name]
+        size, first = self._reading.file.size, self._row
+        position = [size * (row + 1) // rows for row in range(first, first + batch.num_rows)]
+        for record in row_records(self._reading, batch, first=first, group=group, position=position):
             self._row += 1
-            try:
-                yield document_of(place, fields)
-            except BadTextError as error:
-                yield bad_record(place, error, repr(fields).encode("utf-8", "backslashreplace"))
-
-
-def _batch_rows(group: pq.RowGroupMetaData) -> int:
-    mean = group.total_byte_size // max(group.num_rows, 1)
-    return min(max(BATCH_BYTES // max(mean, 1), 1), BATCH_ROWS)
-
-
-def _values(column: pa.Array[Any]) -> list[Any]:
-    """A column as Python values; a string that is not UTF-8 stays binary data, which is no text."""
-    try:
-        return column.to_pylist()
-    except UnicodeDecodeError:
-        return [_value(scalar) for scalar in column]
-
-
-def _value(scalar: Any) -> Any:
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError:
-        return scalar.as_buffer().to_pybytes()
+            yield record

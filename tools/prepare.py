@@ -26,14 +26,14 @@ from seqmesh.loader.files import atomic_write
 from seqmesh.loader.manifest import FileEntry
 from seqmesh.tools import journal
 from seqmesh.tools.claim import TOKENIZER_NAME, claimed
-from seqmesh.tools.documents import TEXT_COLUMN, read_records
+from seqmesh.tools.documents import read_records
 from seqmesh.tools.engines import ENGINES, EngineName, choose_engine
 from seqmesh.tools.ingest import Ingest, Tally, batched, sample
 from seqmesh.tools.inputs import InputFile, find_files
 from seqmesh.tools.journal import Header, Mark, Recipe
 from seqmesh.tools.prepare_report import PrepareReport, Progress, print_report, progress_display
 from seqmesh.tools.quarantine import OnError, Refusals, refusals
-from seqmesh.tools.records import BadRecord, Cursor
+from seqmesh.tools.records import BadRecord, Columns, Cursor
 from seqmesh.tools.resume import Position, position_of, unfinished
 from seqmesh.tools.shard_writer import DEFAULT_SHARD_TOKENS, ShardWriter
 from seqmesh.tools.tokenizer import (
@@ -61,7 +61,7 @@ class PrepareOptions:
     shard_tokens: int = DEFAULT_SHARD_TOKENS
     max_tokens: int | None = None  # end with the document that reaches this many
     on_error: OnError = "stop"
-    text_column: str = TEXT_COLUMN  # field or column that holds the text
+    text_column: str = "text"  # field or column that holds the text
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -98,7 +98,7 @@ def prepare(
     with claimed(out, fingerprint=given.fingerprint if given else None):
         tokenizer, position = _begin(options, files, given, say)
         started = time.perf_counter()
-        batches = batched(read_records(files, text_column=options.text_column, start=position.next))
+        batches = batched(read_records(files, columns=Columns(text=options.text_column), start=position.next))
         first = next(batches, [])
         choice = choose_engine(tokenizer, sample(first), options.engine)
         say(f"engine: {choice.engine.name} ({choice.reason})")
@@ -144,7 +144,7 @@ def run(
     shard_tokens: int = DEFAULT_SHARD_TOKENS,
     max_tokens: int | None = None,
     on_error: OnError = "stop",
-    text_column: str = TEXT_COLUMN,
+    text_column: str = "text",
     console: Console | None = None,
 ) -> PrepareReport:
     """The whole command: prepare with progress on the console, then a table of what came out."""
@@ -212,7 +212,7 @@ def _recipe(options: PrepareOptions, files: Sequence[InputFile], given: Tokenize
 
 def _where(files: Sequence[InputFile], cursor: Cursor) -> str:
     file = files[cursor.file]
-    return f"{file.shown}, {'row' if file.kind == 'parquet' else 'line'} {cursor.record + (file.kind != 'parquet')}"
+    return f"{file.shown}, {'row' if file.has_rows else 'line'} {cursor.record + (not file.has_rows)}"
 
 
 def _trained(
@@ -235,7 +235,7 @@ def _trained(
 def _training_texts(files: Sequence[InputFile], options: PrepareOptions) -> Iterator[str]:
     """Texts in input order until TRAIN_BYTES are reached."""
     used = 0
-    for record in read_records(files, text_column=options.text_column):
+    for record in read_records(files, columns=Columns(text=options.text_column)):
         if isinstance(record, BadRecord):
             if options.on_error == "stop":
                 raise ValueError(record.sentence())
