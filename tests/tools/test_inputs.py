@@ -146,7 +146,7 @@ def test_standard_input_is_a_file_that_can_be_read_from_anywhere_and_by_others(t
         one, two = documents(files)
         assert [(one.doc_id, one.source), (two.doc_id, two.source)] == [("stdin:1", "stdin"), ("7", "stdin")]
         assert str(one.place) == "standard input, line 1 (byte offset 0)"
-        assert [record.place for record in read_records(files, start=two.place.cursor)][0].record == 1
+        assert next(read_records(files, start=two.place.cursor)).place.record == 1
         script = "import sys; sys.stdout.write(open(sys.argv[1]).read())"
         other = subprocess.run([sys.executable, "-c", script, stdin.path], capture_output=True, check=True)
         assert other.stdout == data

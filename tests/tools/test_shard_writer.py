@@ -198,7 +198,7 @@ def test_spans_that_are_all_none_leave_no_trace_and_files_do_not_depend_on_the_c
     with ShardWriter(tmp_path / "one", vocab_size=1 << 16, tokenizer="none", eod_id=None) as writer:
         writer.counts["documents_in"] = 3
         for i, spans in enumerate(targets):
-            more = {} if spans is None else {"targets": [spans]}
+            more: dict[str, Any] = {} if spans is None else {"targets": [spans]}
             writer.add(documents[i], lengths=[len(documents[i])], doc_ids=[str(i)], sources=["all"], **more)
     for one, other in (("without", "none"), ("bulk", "one")):
         for path in (tmp_path / one).iterdir():
