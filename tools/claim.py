@@ -11,6 +11,7 @@ import filelock
 
 from seqmesh.loader.manifest import LENGTHS_NAME, MANIFEST_NAME, read_manifest
 from seqmesh.tools.journal import JOURNAL_NAME
+from seqmesh.tools.units.seen import SEEN_NAME
 
 LOCK_NAME = "prepare.lock"
 TOKENIZER_NAME = "tokenizer.json"
@@ -18,7 +19,7 @@ QUARANTINE_NAME = "quarantine.jsonl"
 
 _OURS = re.compile(
     rf"(shard-\d+\.arrow|{'|'.join(map(re.escape, (LENGTHS_NAME, MANIFEST_NAME, TOKENIZER_NAME, QUARANTINE_NAME)))}"
-    rf"|{re.escape(JOURNAL_NAME)})(\.tmp)?|{re.escape(LOCK_NAME)}"
+    rf"|{re.escape(JOURNAL_NAME)})(\.tmp)?|{re.escape(LOCK_NAME)}|{re.escape(SEEN_NAME)}"
 )
 
 
@@ -48,7 +49,7 @@ def claimed(out: Path, *, fingerprint: str | None) -> Iterator[None]:
         # An unfinished folder keeps the lock's file: two runs could get in at once where one removes what the other
         # has opened. In a finished folder nobody gets further than the manifest.
         if is_finished(out):
-            (out / LOCK_NAME).unlink(missing_ok=True)
+            _tidy(out)
         lock.release()
 
 
@@ -67,11 +68,17 @@ def clear(out: Path, *, keep: frozenset[str] = frozenset()) -> int:
     return len(gone)
 
 
+def _tidy(out: Path) -> None:
+    """Remove what only an unfinished run needs."""
+    for name in (LOCK_NAME, SEEN_NAME):
+        (out / name).unlink(missing_ok=True)
+
+
 def _refuse_finished(out: Path, fingerprint: str | None) -> None:
     if not is_finished(out):
         return
     with suppress(OSError):  # left by a kill in a run's last moment; the folder may be read-only
-        (out / LOCK_NAME).unlink(missing_ok=True)
+        _tidy(out)
     existing = read_manifest(out)
     known = {None: "", existing.tokenizer: ", made with the same tokenizer"}
     compared = known.get(fingerprint, f", made with another tokenizer ({existing.tokenizer}, now {fingerprint})")

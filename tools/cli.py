@@ -59,6 +59,12 @@ def prepare(
     max_tokens: Annotated[int | None, typer.Option(help="Stop after this many tokens.")] = None,
     on_error: Annotated[OnError, typer.Option(help="Bad records: stop, or skip into quarantine.jsonl.")] = "stop",
     text_column: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
+    min_tokens: Annotated[int | None, typer.Option(help="Leave shorter documents out.")] = None,
+    max_document_tokens: Annotated[int | None, typer.Option(help="Leave longer documents out.")] = None,
+    dedup: Annotated[bool, typer.Option("--dedup", help="Keep the first of documents with equal texts.")] = False,
+    sample: Annotated[float | None, typer.Option(help="Take this share of the documents.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
+    workers: Annotated[int | None, typer.Option(help="Processes (default: one a core).")] = None,
 ) -> None:
     """Turn text into a shard set: tokenised, checked, with a manifest. Interrupted, the same command goes on where it
     stopped."""
@@ -74,6 +80,12 @@ def prepare(
         max_tokens=max_tokens,
         on_error=on_error,
         text_column=text_column,
+        min_tokens=min_tokens,
+        max_document_tokens=max_document_tokens,
+        dedup=dedup,
+        sample=sample,
+        seed=seed,
+        workers=workers,
     )
 
 

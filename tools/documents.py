@@ -21,21 +21,22 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-from seqmesh.tools.inputs import BUFFER_BYTES, InputFile, is_compressed, opened
+from seqmesh.tools.inputs import BUFFER_BYTES, InputFile, Kind, is_compressed, opened
 from seqmesh.tools.parquet import read_parquet
 from seqmesh.tools.reading.arrow import read_arrow
 from seqmesh.tools.records import (
     LONGEST_RECORD,
     PLAIN,
-    RAW_BYTES,
     START,
     BadTextError,
     Columns,
     Cursor,
+    Document,
     Place,
     Reading,
     Record,
@@ -54,60 +55,55 @@ def read_records(
     files: Sequence[InputFile], *, columns: Columns = PLAIN, start: Cursor = START, longest: int = LONGEST_RECORD
 ) -> Iterator[Record]:
     """All records of the files from `start` on, in order, one at a time."""
-    if files[start.file :] and columns.content != "text" and all(file.kind == "text" for file in files):
-        raise ValueError(f"the inputs are texts without fields: there is no {columns.content} to read")
-    readers = {"jsonl": _read_jsonl, "parquet": read_parquet, "arrow": read_arrow, "text": _read_text}
+    for reading in readings(files, columns=columns, start=start, longest=longest):
+        yield from read(reading)
+
+
+def readings(
+    files: Sequence[InputFile], *, columns: Columns = PLAIN, start: Cursor = START, longest: int = LONGEST_RECORD
+) -> Iterator[Reading]:
+    """The files from `start` on, each in one piece."""
     base = sum(file.size for file in files[: start.file])
     for number, file in enumerate(files[start.file :], start.file):
         begin = start if number == start.file else Cursor(file=number, record=0, offset=0)
-        reading = Reading(file=file, start=begin, base=base, columns=columns, longest=longest)
-        yield from readers[file.kind](reading)
+        yield Reading(file=file, start=begin, base=base, columns=columns, longest=longest)
         base += file.size
 
 
-def _read_jsonl(reading: Reading) -> Iterator[Record]:
-    offset = reading.start.offset
-    with opened(reading.file) as (stream, stored):
-        for number, line in enumerate(_lines(stream, reading), reading.start.record):
-            content = line.first.removeprefix(BOM) if number == 0 else line.first
-            if line.size > len(line.first):
-                yield too_long(reading.place(number, offset, stored.tell()), content, line.size)
-            elif content.strip():
-                yield _record(reading.place(number, offset, stored.tell()), content)
-            offset += line.size
+def read(reading: Reading) -> Iterator[Record]:
+    """The records of one stretch of a file."""
+    readers: dict[Kind, Callable[[Reading], Iterator[Record]]] = {
+        "jsonl": _read_jsonl,
+        "parquet": read_parquet,
+        "arrow": read_arrow,
+        "text": _read_text,
+    }
+    return readers[reading.file.kind](reading)
 
 
-class _Line(NamedTuple):
-    """A line, or the beginning of one that is too long to hold."""
+def stretch(reading: Reading) -> tuple[int, bytes]:
+    """Of a stretch that ends before the file: the offset of its first line, and the bytes of all its lines.
 
-    first: bytes
-    size: int
-
-
-def _lines(stream: io.BufferedReader, reading: Reading) -> Iterator[_Line]:
-    """The lines of a stream from the start of the reading on. A file whose compressed data are cut or damaged raises
-    ValueError naming the line."""
-    number = reading.start.record
-    try:
-        _skip(stream, reading)
-        for line in iter(partial(stream.readline, reading.longest + 1), b""):
-            number += 1
-            whole = len(line) <= reading.longest or line.endswith(b"\n")
-            yield _Line(line, len(line)) if whole else _rest_of(stream, line)
-    except READ_ERRORS as error:
-        raise ValueError(f"cannot read {reading.file.shown} after line {number}: {error}") from error
-
-
-def _rest_of(stream: io.BufferedReader, line: bytes) -> _Line:
-    """Go to the end of a line that is too long, of which `line` was read."""
-    first, size = line[:RAW_BYTES], len(line)
-    while not line.endswith(b"\n") and (line := stream.readline(BUFFER_BYTES)):
-        size += len(line)
-    return _Line(first, size)
+    A line belongs to the stretch in which it begins, so the last may reach beyond `stop`; where none begins there are
+    no bytes. Memory: the stretch, and its last line, of which no more than `finished` keeps.
+    """
+    if reading.data is not None:
+        return reading.start.offset, reading.data
+    assert reading.stop is not None
+    with opened(reading.file) as (stream, _):
+        try:
+            first = reading.start.offset
+            if first:  # the line before it may end here, or nowhere in the stretch
+                stream.seek(first - 1)
+                first += len(stream.readline(reading.stop - first + 1)) - 1
+            data = stream.read(max(reading.stop - first, 0))
+            return first, finished(stream, data, reading)[0]
+        except OSError as error:
+            raise ValueError(f"cannot read {reading.file.shown} after byte {reading.start.offset}: {error}") from error
 
 
-def _skip(stream: io.BufferedReader, reading: Reading) -> None:
-    """Go to the offset. Compressed data must be read to get there, but nothing in them is parsed or tokenised."""
+def skip_to(stream: io.BufferedReader, reading: Reading) -> None:
+    """Go to the start of a reading. Compressed data must be read to get there, but nothing in them is parsed."""
     left = reading.start.offset
     if left and not is_compressed(reading.file):
         stream.seek(left)
@@ -119,11 +115,62 @@ def _skip(stream: io.BufferedReader, reading: Reading) -> None:
         left -= len(chunk)
 
 
-def _record(place: Place, line: bytes) -> Record:
+def finished(stream: io.BufferedReader, data: bytes, reading: Reading) -> tuple[bytes, int]:
+    """`data` to the end of its last line, and the number of bytes that these are.
+
+    The stream stands at that end then. Of a line that is too long no more is kept than tells so.
+    """
+    if data and not data.endswith(b"\n"):
+        begun = len(data) - data.rfind(b"\n") - 1
+        data += stream.readline(max(reading.longest + 1 - begun, 0))
+    last, size = data, len(data)
+    while last and not last.endswith(b"\n"):
+        last = stream.readline(BUFFER_BYTES)
+        size += len(last)
+    return data, size
+
+
+def line_record(place: Place, line: bytes) -> Record:
+    """What a line of JSONL holds."""
+    if len(line) > place.reading.longest:
+        return too_long(place, line)
     try:
         return document_of(place, _json_object(line))
     except BadTextError as error:
         return bad_record(place, error, line)
+
+
+def _read_jsonl(reading: Reading) -> Iterator[Record]:
+    with _lines(reading) as (offset, lines, tell):
+        for number, (line, size) in enumerate(lines, reading.start.record):
+            content = line if offset else line.removeprefix(BOM)
+            if content.strip():
+                yield line_record(reading.place(number, offset, tell()), content)
+            offset += size
+
+
+@contextmanager
+def _lines(reading: Reading) -> Iterator[tuple[int, Iterator[tuple[bytes, int]], Callable[[], int]]]:
+    """The offset of the first line; the lines, each with its size; how many bytes of the file, as stored, are read."""
+    if reading.data is None and reading.stop is None:
+        with opened(reading.file) as (stream, stored):
+            yield reading.start.offset, _streamed(stream, reading), stored.tell
+    else:
+        offset, data = stretch(reading)
+        yield offset, ((line, len(line)) for line in io.BytesIO(data)), lambda: offset + len(data)
+
+
+def _streamed(stream: io.BufferedReader, reading: Reading) -> Iterator[tuple[bytes, int]]:
+    """The lines of a stream from the start of the reading on, and their sizes. A file whose compressed data are cut or
+    damaged raises ValueError naming the line."""
+    number = reading.start.record
+    try:
+        skip_to(stream, reading)
+        for line in iter(partial(stream.readline, reading.longest + 1), b""):
+            number += 1
+            yield finished(stream, line, reading) if len(line) > reading.longest else (line, len(line))
+    except READ_ERRORS as error:
+        raise ValueError(f"cannot read {reading.file.shown} after line {number}: {error}") from error
 
 
 def _json_object(line: bytes) -> dict[str, Any]:
@@ -149,27 +196,21 @@ def _json_reason(error: json.JSONDecodeError, *, cut: bool) -> str:
 
 def _read_text(reading: Reading) -> Iterator[Record]:
     place = reading.place(0, 0, reading.file.size)
-    data, size = _whole(reading)
-    data = data.removeprefix(BOM)
-    if size > reading.longest:
-        yield too_long(place, data, size)
-        return
     try:
-        yield named_document(place, doc_id=reading.file.name, text=data.decode(), source=reading.file.source)
+        with opened(reading.file) as (stream, _):
+            data = stream.read(reading.longest + 1)
+    except READ_ERRORS as error:
+        raise ValueError(f"cannot read {reading.file.shown}: {error}") from error
+    try:
+        yield too_long(place, data) if len(data) > reading.longest else _text(place, data.removeprefix(BOM))
     except UnicodeDecodeError as error:
         yield bad_record(place, f"invalid UTF-8 at byte {error.start}: not a text file", data)
     except BadTextError as error:
         yield bad_record(place, error, data)
 
 
-def _whole(reading: Reading) -> tuple[bytes, int]:
-    """A file's bytes, as many as a record may have, and how many there are."""
-    try:
-        with opened(reading.file) as (stream, _):
-            data = stream.read(reading.longest + 1)
-            size = len(data)
-            while size > reading.longest and (more := stream.read(BUFFER_BYTES)):
-                size += len(more)
-    except READ_ERRORS as error:
-        raise ValueError(f"cannot read {reading.file.shown}: {error}") from error
-    return data, size
+def _text(place: Place, data: bytes) -> Document:
+    if place.reading.columns.content != PLAIN.content:
+        raise BadTextError(f"a file of text has no field {place.reading.columns.content}")
+    file = place.reading.file
+    return named_document(place, doc_id=file.name, text=data.decode(), source=file.source)

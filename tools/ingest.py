@@ -1,56 +1,72 @@
-"""One batch of records at a time: encode, count, append the end-of-document token, hand over to the shard writer."""
+"""One unit at a time, in order: complete what its worker could not know, count, hand over to the shard writer."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TypeGuard
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from seqmesh.loader.manifest import FileEntry
-from seqmesh.tools.engines import Engine, Ids
-from seqmesh.tools.records import BadRecord, Cursor, Document, Record
+from seqmesh.packer.lengths import Int64Array
+from seqmesh.tools.records import BadRecord, Cursor, Document, Reading, Record, numbered_id
 from seqmesh.tools.shard_writer import ShardWriter
 from seqmesh.tools.tokenizer import TokenizerFile
+from seqmesh.tools.units.cut import Unit
+from seqmesh.tools.units.encoder import Encoded
+from seqmesh.tools.units.filters import DUPLICATE, EMPTY, FATES, FILTERED, HASH_BYTES, KEPT, REFUSED
+from seqmesh.tools.units.seen import Seen
 
-BATCH_BYTES = 4 << 20  # of text; a larger document is a batch of its own
-BATCH_DOCUMENTS = 4096
 SAMPLE_CHARACTERS = 1 << 20  # of text, on which an engine is proved
 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Running counts of a run. documents_in = documents_out + empty + refused."""
+    """Running counts of a run. documents_in = documents_out + empty + refused + those that each filter left out."""
 
-    documents_in: int = 0
     documents_out: int = 0
     empty: int = 0
     refused: int = 0
+    filtered: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
     text_bytes: int = 0  # UTF-8 bytes of the documents that were kept
     source_documents: Counter[str] = field(default_factory=Counter)
     source_tokens: Counter[str] = field(default_factory=Counter)
 
-    def keep(self, document: Document, tokens: int) -> None:
-        """Count one document that goes into the set."""
-        self.documents_in += 1
-        self.documents_out += 1
-        self.tokens += tokens
-        self.text_bytes += document.size
-        self.source_documents[document.source] += 1
-        self.source_tokens[document.source] += tokens
+    @property
+    def documents_in(self) -> int:
+        return self.documents_out + self.empty + self.refused + self.filtered.total()
+
+    def leave_out(self, fates: npt.NDArray[np.uint8]) -> None:
+        """Count records that do not go into the set; others may be among them."""
+        counts = np.bincount(fates, minlength=len(FATES)).tolist()
+        self.empty += counts[EMPTY]
+        self.refused += counts[REFUSED]
+        self.filtered.update({name: counts[FATES.index(name)] for name in FILTERED if counts[FATES.index(name)]})
+
+    def keep(self, lengths: Int64Array, sizes: Int64Array, sources: Sequence[str]) -> None:
+        """Count documents that go into the set."""
+        self.documents_out += len(lengths)
+        self.tokens += int(lengths.sum())
+        self.text_bytes += int(sizes.sum())
+        names = {name: code for code, name in enumerate(dict.fromkeys(sources))}
+        codes = np.fromiter(map(names.__getitem__, sources), np.int64, len(sources))
+        tokens = np.zeros(len(names), np.int64)
+        np.add.at(tokens, codes, lengths)
+        self.source_documents.update(sources)
+        self.source_tokens.update(dict(zip(names, tokens.tolist(), strict=True)))
 
     def counts(self) -> dict[str, int]:
-        """What the manifest records."""
+        """What the manifest records: of the filters, those that left something out."""
         return {
             "documents_in": self.documents_in,
             "documents_out": self.documents_out,
             "empty": self.empty,
             "refused": self.refused,
+            **self.filtered,
             "text_bytes": self.text_bytes,
             "tokens_out": self.tokens,
         }
@@ -60,110 +76,142 @@ class Tally:
 class Ingest:
     """Where documents go, and what has gone there so far.
 
-    `on_shard` hears of every shard that is full: its entry, and where the first document of the next one begins. The
-    tally and the quarantine then stand exactly at that place, so that a later run may begin there.
+    `on_shard` hears of every shard that is full: its entry, where the first document of the next one begins, and the
+    hashes of its texts where duplicates are looked for. The tally and the quarantine then stand exactly at that place,
+    so that a later run may begin there.
     """
 
     tokenizer: TokenizerFile
-    engine: Engine
     writer: ShardWriter
     refuse: Callable[[BadRecord], None]
-    on_shard: Callable[[FileEntry, Cursor], None]
+    on_shard: Callable[[FileEntry, Cursor, bytes], None]
+    seen: Seen | None = None  # None: duplicates stay
+    max_tokens: int | None = None
     tally: Tally = field(default_factory=Tally)
+    _records: int = 0  # of the file in which the last unit ended, before its end
+    _hashes: list[bytes] = field(default_factory=list)  # of the shard that is under way
 
-    def add(self, batch: Sequence[Record], *, max_tokens: int | None) -> bool:
-        """Count and write the records of a batch, in order; bad ones go to `refuse`.
+    def add(self, unit: Unit, encoded: Encoded) -> bool:
+        """Count and write a unit's records, in order; bad ones go to `refuse`.
 
-        Returns True with the document that reaches `max_tokens`; the records after it do not count as read, so
-        that the outcome does not depend on the size of batches.
+        Returns True with the document that reaches `max_tokens`; the records after it do not count as read, so that
+        the outcome does not depend on the size of units.
         """
-        encoded = self._encoded(batch)
-        end_tokens = int(self.tokenizer.eod_id is not None)
-        sizes = [ids.size + end_tokens for ids in encoded if ids is not None]
-        cuts = set(self.writer.cuts(np.array(sizes, np.int64)))
-        pending: list[tuple[Document, Ids]] = []
-        number = 0  # of the next document among those of the batch that are kept
-        for record, ids in zip(batch, encoded, strict=True):
-            if isinstance(record, BadRecord) or ids is None:
-                self._leave_out(record)
-                continue
-            if number in cuts:
-                self._write(pending)
-                pending = []
-                self.on_shard(self.writer.end_shard(), record.place.cursor)
-            pending.append((record, ids))
-            self.tally.keep(record, sizes[number])
-            number += 1
-            if max_tokens is not None and self.tally.tokens >= max_tokens:
-                break
-        self._write(pending)
-        return max_tokens is not None and self.tally.tokens >= max_tokens
+        encoded = self._completed(unit, encoded)
+        kept = np.flatnonzero(encoded.fates == KEPT)
+        last = self._limit(encoded.lengths)
+        cuts = self.writer.cuts(encoded.lengths[:last])
+        end = len(encoded.fates) if last is None else int(kept[last - 1]) + 1
+        bounds = [0, *kept[cuts].tolist(), end]
+        documents = [0, *cuts, len(kept) if last is None else last]
+        bad = iter(encoded.bad)
+        for number, ((first, stop), (one, other)) in enumerate(
+            zip(itertools.pairwise(bounds), itertools.pairwise(documents), strict=True)
+        ):
+            if number:
+                self._end_shard(_cursor(encoded, first))
+            self.tally.leave_out(encoded.fates[first:stop])
+            for record in itertools.islice(bad, int((encoded.fates[first:stop] == REFUSED).sum())):
+                self.refuse(record)
+            self._keep(encoded, one, other)
+        return last is not None
 
-    def _encoded(self, batch: Sequence[Record]) -> list[Ids | None]:
-        """The ids of each record, None where it has no text or gives no token."""
-        texts = {i: record.text for i, record in enumerate(batch) if _has_text(record)}
-        ids: list[Ids | None] = [None] * len(batch)
-        for i, array in zip(texts, self.engine.encode(list(texts.values())), strict=True):
-            ids[i] = array if array.size else None
-        return ids
+    def _completed(self, unit: Unit, encoded: Encoded) -> Encoded:
+        """The unit with records counted from the beginning of their file, and without duplicates."""
+        first = unit.readings[0]
+        before = self._records if first.continues else 0
+        self._records = encoded.records_in_last + before * (len(unit.readings) == 1)
+        return self._without_duplicates(_counted(encoded, first, before) if first.continues else encoded)
 
-    def _leave_out(self, record: Record) -> None:
-        self.tally.documents_in += 1
-        if isinstance(record, BadRecord):
-            self.refuse(record)
-            self.tally.refused += 1
-        else:
-            self.tally.empty += 1
+    def _without_duplicates(self, encoded: Encoded) -> Encoded:
+        if self.seen is None:
+            return encoded
+        new = self.seen.new(encoded.hashes)
+        return encoded if new.all() else _without(encoded, ~new)
 
-    def _write(self, pending: Sequence[tuple[Document, Ids]]) -> None:
-        documents = [document for document, _ in pending]
-        parts = [ids for _, ids in pending]
-        lengths = np.fromiter(map(len, parts), np.int64, len(parts))
-        ids = np.concatenate(parts) if parts else np.zeros(0, np.uint32)
-        _refuse_reserved(ids, lengths, documents, self.tokenizer)
-        if self.tokenizer.eod_id is not None:
-            ids = np.insert(ids, np.cumsum(lengths), self.tokenizer.eod_id)
-            lengths = lengths + 1
-        names = [document.doc_id for document in documents]
-        self.writer.add(ids, lengths=lengths, doc_ids=names, sources=[document.source for document in documents])
+    def _limit(self, lengths: Int64Array) -> int | None:
+        """How many of these documents are taken until `max_tokens` are reached, None where all are, and more."""
+        if self.max_tokens is None:
+            return None
+        enough = int(np.searchsorted(np.cumsum(lengths), self.max_tokens - self.tally.tokens))
+        return enough + 1 if enough < len(lengths) else None
 
+    def _end_shard(self, next: Cursor) -> None:
+        hashes = b"".join(self._hashes)
+        self._hashes.clear()
+        self.on_shard(self.writer.end_shard(), next, hashes)
 
-def batched(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """The records in batches of about BATCH_BYTES, each for one call of `Ingest.add`."""
-    batch: list[Record] = []
-    size = 0
-    for record in records:
-        batch.append(record)
-        size += record.size
-        if size >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+    def _keep(self, encoded: Encoded, first: int, stop: int) -> None:
+        """Write and count documents from `first` to `stop` of those that stay."""
+        if encoded.reserved and first <= encoded.reserved[0] < stop:
+            raise self._reserved(encoded, *encoded.reserved)
+        begin, end = (int(encoded.lengths[:number].sum()) for number in (first, stop))
+        names = [name or "" for name in encoded.doc_ids[first:stop]]
+        lengths, sources = encoded.lengths[first:stop], encoded.sources[first:stop]
+        self.writer.add(encoded.ids[begin:end], lengths=lengths, doc_ids=names, sources=sources)
+        self.tally.keep(lengths, encoded.sizes[first:stop], sources)
+        self._hashes.append(encoded.hashes[first * HASH_BYTES : stop * HASH_BYTES])
 
-
-def sample(batch: Sequence[Record]) -> list[str]:
-    """Texts from the start of the input, SAMPLE_CHARACTERS in all, the last one cut."""
-    texts = [record.text for record in batch if isinstance(record, Document)]
-    rooms = (SAMPLE_CHARACTERS - used for used in itertools.accumulate(map(len, texts), initial=0))
-    return [text[:room] for text, room in zip(texts, rooms, strict=False) if room > 0]
-
-
-def _has_text(record: Record) -> TypeGuard[Document]:
-    """Whether there is anything to encode. White space alone is an empty document."""
-    return isinstance(record, Document) and bool(record.text.strip())
-
-
-def _refuse_reserved(
-    ids: Ids, lengths: npt.NDArray[np.int64], documents: Sequence[Document], tokenizer: TokenizerFile
-) -> None:
-    """Special tokens are ours to place. Some models hold them as ordinary vocabulary, where text can reach them."""
-    hits = tokenizer.reserved[ids]
-    if hits.any():
-        where = int(hits.argmax())
-        document = documents[int(np.searchsorted(np.cumsum(lengths), where, side="right"))]
-        token = tokenizer.tokenizer.id_to_token(int(ids[where]))
-        raise ValueError(
-            f"the text of document {document.doc_id!r} encodes to the special token {token!r}: this tokenizer cannot "
-            "tell such text from the token; take it out of the text or use another tokenizer"
+    def _reserved(self, encoded: Encoded, number: int, id: int) -> ValueError:
+        token = self.tokenizer.tokenizer.id_to_token(id)
+        return ValueError(
+            f"the text of document {encoded.doc_ids[number]!r} encodes to the special token {token!r}: this tokenizer "
+            "cannot tell such text from the token; take it out of the text or use another tokenizer"
         )
+
+
+def sample(records: Iterable[Record]) -> list[str]:
+    """Texts from the start of the input, SAMPLE_CHARACTERS in all, the last one cut."""
+    texts: list[str] = []
+    room = SAMPLE_CHARACTERS
+    for record in records:
+        if isinstance(record, Document):
+            texts.append(record.text[:room])
+            room -= len(texts[-1])
+        if not room:
+            break
+    return [text for text in texts if text]
+
+
+def _counted(encoded: Encoded, first: Reading, before: int) -> Encoded:
+    """A unit whose first reading continues a file with so many lines before it."""
+    mine = encoded.files == first.start.file
+    records = encoded.records + before * mine
+    numbers = records[encoded.fates == KEPT] + 1
+    return replace(
+        encoded,
+        records=records,
+        doc_ids=[
+            numbered_id(first.file, number) if name is None else name
+            for name, number in zip(encoded.doc_ids, numbers.tolist(), strict=True)
+        ],
+        bad=tuple(
+            record.after(before) if record.place.reading.start.file == first.start.file else record
+            for record in encoded.bad
+        ),
+    )
+
+
+def _without(encoded: Encoded, duplicate: npt.NDArray[np.bool_]) -> Encoded:
+    """A unit without those of its documents."""
+    fates = encoded.fates.copy()
+    fates[np.flatnonzero(fates == KEPT)[duplicate]] = DUPLICATE
+    stay = np.flatnonzero(~duplicate)
+    hashes = encoded.hashes
+    reserved = encoded.reserved  # is the first document with its text: else it had been met before
+    return replace(
+        encoded,
+        fates=fates,
+        ids=encoded.ids[np.repeat(~duplicate, encoded.lengths)],
+        lengths=encoded.lengths[stay],
+        sizes=encoded.sizes[stay],
+        doc_ids=[encoded.doc_ids[i] for i in stay.tolist()],
+        sources=[encoded.sources[i] for i in stay.tolist()],
+        hashes=b"".join(hashes[i * HASH_BYTES : (i + 1) * HASH_BYTES] for i in stay.tolist()),
+        reserved=reserved and (reserved[0] - int(duplicate[: reserved[0]].sum()), reserved[1]),
+    )
+
+
+def _cursor(encoded: Encoded, record: int) -> Cursor:
+    file, line, offset = (int(column[record]) for column in (encoded.files, encoded.records, encoded.offsets))
+    return Cursor(file=file, record=line, offset=offset)

@@ -22,6 +22,7 @@ from rich.text import Text
 from seqmesh.loader.manifest import LENGTHS_NAME, FileEntry, Manifest, read_manifest
 from seqmesh.tools import shuffles
 from seqmesh.tools.shuffles import ShuffleOptions
+from seqmesh.tools.units.filters import FILTERED
 
 PERCENTILES = (1, 25, 50, 75, 90, 99, 100)
 LONG_ABOVE = (4096, 32768, 131072)
@@ -225,7 +226,7 @@ def _overview(summary: SetSummary) -> Table:
     table.add_row("vocabulary", f"{manifest.vocab_size:,} ({manifest.token_dtype})")
     table.add_row("tokenizer", Text(manifest.tokenizer))
     table.add_row("end of document", "none" if manifest.eod_id is None else f"id {manifest.eod_id}")
-    for name in ("documents_in", "empty", "refused"):
+    for name in ("documents_in", "empty", "refused", *FILTERED):
         if name in manifest.counts:
             table.add_row(name.replace("_", " "), f"{manifest.counts[name]:,}")
     if summary.percentiles:

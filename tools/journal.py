@@ -25,7 +25,7 @@ from seqmesh.tools.inputs import InputFile
 from seqmesh.tools.records import Cursor
 
 JOURNAL_NAME = "progress.jsonl"
-JOURNAL_FORMAT = 1
+JOURNAL_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,11 @@ class Recipe:
     shard_tokens: int
     max_tokens: int | None
     text_column: str
+    min_tokens: int | None
+    max_document_tokens: int | None
+    dedup: bool
+    sample: float | None
+    seed: int | None  # of the sample, None without one
     inputs: tuple[InputMark, ...]
 
 
@@ -72,9 +77,11 @@ class Mark:
     documents_in: int
     empty: int
     refused: int
+    filtered: dict[str, int]  # how many documents each filter left out
     text_bytes: int
     quarantine: int  # bytes of the quarantine file
     sources: tuple[str, ...]  # named for the first time in this shard
+    texts: str  # checksum of its texts' hashes, empty where duplicates stay
 
 
 def input_marks(files: Sequence[InputFile]) -> tuple[InputMark, ...]:

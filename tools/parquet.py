@@ -10,6 +10,7 @@ columns, raises ValueError naming it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,30 +21,42 @@ from seqmesh.tools.inputs import BUFFER_BYTES
 from seqmesh.tools.reading.rows import batch_rows, row_records, wanted_columns
 from seqmesh.tools.records import Reading, Record
 
+READ_ERRORS = (pa.ArrowException, OSError, EOFError)
+
+
+def row_groups(reading: Reading) -> list[tuple[int, int]]:
+    """Of each row group: how many rows it has, and the decoded size in bytes of what is read of it."""
+    try:
+        with reading.file.filesystem.open(reading.file.path, "rb") as stored:
+            file = pq.ParquetFile(stored, buffer_size=BUFFER_BYTES)
+            columns = set(wanted_columns(reading, file.schema_arrow.names))
+            groups = map(file.metadata.row_group, range(file.num_row_groups))
+            return [(group.num_rows, _decoded_bytes(group, columns)) for group in groups]
+    except READ_ERRORS as error:
+        raise _unreadable(reading, reading.start.record, error) from error
+
 
 def read_parquet(reading: Reading) -> Iterator[Record]:
-    """The rows of the file from the start of the reading on, as records."""
+    """The rows of the reading, as records."""
     with reading.file.filesystem.open(reading.file.path, "rb") as stored:
         rows = _Rows(reading, stored)
         yield from rows
 
 
 class _Rows:
-    """Walks one file; `row` is the next row, for messages."""
+    """Walks the rows of a reading; `row` is the next row, for messages."""
 
     def __init__(self, reading: Reading, stored: Any) -> None:
         self._reading = reading
         self._stored = stored
         self._row = reading.start.record
+        self._stop = sys.maxsize if reading.stop is None else reading.stop
 
     def __iter__(self) -> Iterator[Record]:
         try:
             yield from self._records()
-        except (pa.ArrowException, OSError, EOFError) as error:
-            raise ValueError(
-                f"cannot read {self._reading.file.shown} at row {self._row}: cut short, damaged, or no Parquet file: "
-                f"{error}"
-            ) from error
+        except READ_ERRORS as error:
+            raise _unreadable(self._reading, self._row, error) from error
 
     def _records(self) -> Iterator[Record]:
         file = pq.ParquetFile(self._stored, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
@@ -51,19 +64,22 @@ class _Rows:
         first = 0  # row of the file with which the row group begins
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
-            if first + rows > self._row:
+            if first + rows > self._row and first < self._stop:
                 yield from self._group(file, group, first, columns)
             first += rows
 
     def _group(self, file: pq.ParquetFile, group: int, first: int, columns: list[str]) -> Iterator[Record]:
-        """The rows of one row group, without those before `self._row`."""
+        """The rows of one row group, without those outside the reading."""
         found = file.metadata.row_group(group)
         rows = batch_rows(found.total_byte_size, found.num_rows)
         batches = file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
         for batch in batches:
             last = first + batch.num_rows
             if last > self._row:
-                yield from self._batch(batch.slice(self._row - first), group, file.metadata.num_rows)
+                wanted = batch.slice(self._row - first, self._stop - self._row)
+                yield from self._batch(wanted, group, file.metadata.num_rows)
+            if last >= self._stop:
+                return
             first = last
 
     def _batch(self, batch: pa.RecordBatch, group: int, rows: int) -> Iterator[Record]:
@@ -72,3 +88,13 @@ class _Rows:
         for record in row_records(self._reading, batch, first=first, group=group, position=position):
             self._row += 1
             yield record
+
+
+def _unreadable(reading: Reading, row: int, error: Exception) -> ValueError:
+    what = "cut short, damaged, or no Parquet file"
+    return ValueError(f"cannot read {reading.file.shown} at row {row}: {what}: {error}")
+
+
+def _decoded_bytes(group: pq.RowGroupMetaData, columns: set[str]) -> int:
+    chunks = map(group.column, range(group.num_columns))
+    return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns)

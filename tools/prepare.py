@@ -1,13 +1,16 @@
 """`seqmesh prepare`: documents in, a tokenised shard set out.
 
-The set's bytes depend on the inputs and the options that change tokens or shards; threads, engine, time and place do
-not matter. Memory is bounded by one batch of text and one shard. A text of white space only, or one that gives no
-token, is empty: it is counted and left out. documents_in = documents_out + empty + refused.
+The set's bytes depend on the inputs and the options that change tokens or shards; workers, engine, time and place do
+not matter. The input is cut into units, workers encode them, and this process takes what they made in order. A text of
+white space only, or one that gives no token, is empty: it is counted and left out. documents_in = documents_out +
+empty + refused + what each filter left out.
+
+Memory: this process holds twice a shard's ids, and of each worker AHEAD units (`seqmesh.tools.units.crew`) of
+UNIT_BYTES and their tokens; a worker holds one unit, its texts and tokens, or one document where that is larger. Where
+duplicates are removed, about 110 bytes a document come on top.
 
 A run that ends early, in whatever way, leaves its finished shards and a journal of them. The same command then goes on
 after the last of them, also in the middle of an input file, and ends with the same bytes.
-
-Not done here: several processes.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +30,8 @@ from seqmesh.loader.manifest import FileEntry
 from seqmesh.tools import journal
 from seqmesh.tools.claim import TOKENIZER_NAME, claimed
 from seqmesh.tools.documents import read_records
-from seqmesh.tools.engines import ENGINES, EngineName, choose_engine
-from seqmesh.tools.ingest import Ingest, Tally, batched, sample
+from seqmesh.tools.engines import ENGINES, Engine, EngineName, choose_engine
+from seqmesh.tools.ingest import Ingest, Tally, sample
 from seqmesh.tools.inputs import InputFile, find_files
 from seqmesh.tools.journal import Header, Mark, Recipe
 from seqmesh.tools.prepare_report import PrepareReport, Progress, print_report, progress_display
@@ -47,6 +50,12 @@ from seqmesh.tools.tokenizer import (
     train_size,
     train_tokenizer,
 )
+from seqmesh.tools.units.clock import Clock
+from seqmesh.tools.units.crew import Crew, Encode, automatic_workers, is_private, job_of
+from seqmesh.tools.units.cut import records_of, units
+from seqmesh.tools.units.encoder import Encoder
+from seqmesh.tools.units.filters import Filters
+from seqmesh.tools.units.seen import Seen, remember
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +71,12 @@ class PrepareOptions:
     max_tokens: int | None = None  # end with the document that reaches this many
     on_error: OnError = "stop"
     text_column: str = "text"  # field or column that holds the text
+    min_tokens: int | None = None  # shorter documents are left out; with the end mark, as all numbers of tokens
+    max_document_tokens: int | None = None  # longer documents are left out
+    dedup: bool = False  # of equal texts only the first is kept
+    sample: float | None = None  # share of the documents to take
+    seed: int = 0  # of the sample
+    workers: int | None = 1  # processes that encode; 1: this one; None: one a core, as far as the input goes round
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -74,7 +89,24 @@ class PrepareOptions:
             raise ValueError(f"shard_tokens is {self.shard_tokens}: must be at least 1")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens}: must be at least 1")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers is {self.workers}: must be at least 1")
+        _ = self.filters
         train_size(self.tokenizer)
+
+    @property
+    def columns(self) -> Columns:
+        return Columns(text=self.text_column)
+
+    @property
+    def filters(self) -> Filters:
+        return Filters(
+            min_tokens=self.min_tokens,
+            max_tokens=self.max_document_tokens,
+            dedup=self.dedup,
+            sample=self.sample,
+            seed=self.seed,
+        )
 
 
 def _ignore(_: object) -> None:
@@ -87,9 +119,10 @@ def prepare(
     say: Callable[[str], None] = _ignore,
     progress: Callable[[Progress], None] = _ignore,
 ) -> PrepareReport:
-    """Make the set. `say` gets one-line notices, `progress` an update after every batch.
+    """Make the set. `say` gets one-line notices, `progress` an update after every unit.
 
-    Raises ValueError or OSError with a sentence for the user; the output folder then has no manifest, and the same
+    Several workers import the calling program's main module anew, which must therefore do nothing on import. Raises
+    ValueError or OSError with a sentence for the user; the output folder then has no manifest, and the same
     command goes on from its last finished shard.
     """
     out = options.out
@@ -98,26 +131,29 @@ def prepare(
     with claimed(out, fingerprint=given.fingerprint if given else None):
         tokenizer, position = _begin(options, files, given, say)
         started = time.perf_counter()
-        batches = batched(read_records(files, columns=Columns(text=options.text_column), start=position.next))
-        first = next(batches, [])
-        choice = choose_engine(tokenizer, sample(first), options.engine)
+        source = units(files, columns=options.columns, start=position.next)
+        first = next(source, None)
+        choice = choose_engine(tokenizer, sample(records_of(first)) if first else (), options.engine)
         say(f"engine: {choice.engine.name} ({choice.reason})")
         writer = _writer(options, tokenizer, position)
         tally, resumed_tokens = position.tally, position.tally.tokens
-        with refusals(out, options.on_error, start=position.quarantine) as refused:
+        with (
+            refusals(out, options.on_error, start=position.quarantine) as refused,
+            _encoding(options, files, tokenizer, choice.engine) as encode,
+        ):
             ingest = Ingest(
                 tokenizer=tokenizer,
-                engine=choice.engine,
                 writer=writer,
                 refuse=refused.refuse,
-                on_shard=_recorder(out, writer, tally, refused),
+                on_shard=_recorder(options, writer, tally, refused),
+                seen=Seen(position.hashes) if options.dedup else None,
+                max_tokens=options.max_tokens,
                 tally=tally,
             )
-            total_bytes = sum(file.size for file in files)
-            for batch in itertools.chain([first], batches):
-                done = ingest.add(batch, max_tokens=options.max_tokens)
-                read = batch[-1].place.position / total_bytes if batch and total_bytes else 0.0
-                progress(_progress(tally, read, options.max_tokens, started, resumed_tokens))
+            clock = Clock(sum(file.size for file in files), options.max_tokens, resumed_tokens)
+            for unit, encoded in encode(itertools.chain([first] if first else [], source)):
+                done = ingest.add(unit, encoded)
+                progress(clock.progress(tally, unit.position))
                 if done:
                     break
         writer.counts.update(tally.counts())
@@ -145,6 +181,12 @@ def run(
     max_tokens: int | None = None,
     on_error: OnError = "stop",
     text_column: str = "text",
+    min_tokens: int | None = None,
+    max_document_tokens: int | None = None,
+    dedup: bool = False,
+    sample: float | None = None,
+    seed: int = 0,
+    workers: int | None = 1,
     console: Console | None = None,
 ) -> PrepareReport:
     """The whole command: prepare with progress on the console, then a table of what came out."""
@@ -158,6 +200,12 @@ def run(
         max_tokens=max_tokens,
         on_error=on_error,
         text_column=text_column,
+        min_tokens=min_tokens,
+        max_document_tokens=max_document_tokens,
+        dedup=dedup,
+        sample=sample,
+        seed=seed,
+        workers=workers,
     )
     console = console or Console()
     with progress_display(console) as progress:
@@ -206,6 +254,11 @@ def _recipe(options: PrepareOptions, files: Sequence[InputFile], given: Tokenize
         shard_tokens=options.shard_tokens,
         max_tokens=options.max_tokens,
         text_column=options.text_column,
+        min_tokens=options.min_tokens,
+        max_document_tokens=options.max_document_tokens,
+        dedup=options.dedup,
+        sample=options.sample,
+        seed=options.seed if options.sample is not None else None,
         inputs=journal.input_marks(files),
     )
 
@@ -235,7 +288,7 @@ def _trained(
 def _training_texts(files: Sequence[InputFile], options: PrepareOptions) -> Iterator[str]:
     """Texts in input order until TRAIN_BYTES are reached."""
     used = 0
-    for record in read_records(files, columns=Columns(text=options.text_column)):
+    for record in read_records(files, columns=options.columns):
         if isinstance(record, BadRecord):
             if options.on_error == "stop":
                 raise ValueError(record.sentence())
@@ -257,11 +310,27 @@ def _writer(options: PrepareOptions, tokenizer: TokenizerFile, position: Positio
     )
 
 
-def _recorder(out: Path, writer: ShardWriter, tally: Tally, refused: Refusals) -> Callable[[FileEntry, Cursor], None]:
+@contextmanager
+def _encoding(
+    options: PrepareOptions, files: Sequence[InputFile], tokenizer: TokenizerFile, engine: Engine
+) -> Iterator[Encode]:
+    """What encodes units: this process, or several others until the block ends."""
+    workers = options.workers or automatic_workers(files)
+    if workers == 1 or any(is_private(file) for file in files):
+        encoder = Encoder(tokenizer, engine, options.filters)
+        yield lambda source: ((unit, encoder.encode(unit)) for unit in source)
+        return
+    with Crew(job_of(tokenizer, engine.name, options.filters), workers) as crew:
+        yield crew.encode
+
+
+def _recorder(
+    options: PrepareOptions, writer: ShardWriter, tally: Tally, refused: Refusals
+) -> Callable[[FileEntry, Cursor, bytes], None]:
     """What to do with every finished shard: record it, once all that the record speaks of is on the disk."""
     known = len(writer.sources)
 
-    def record(shard: FileEntry, next: Cursor) -> None:
+    def record(shard: FileEntry, next: Cursor, hashes: bytes) -> None:
         nonlocal known
         mark = Mark(
             shard=shard,
@@ -269,22 +338,13 @@ def _recorder(out: Path, writer: ShardWriter, tally: Tally, refused: Refusals) -
             documents_in=tally.documents_in,
             empty=tally.empty,
             refused=tally.refused,
+            filtered=dict(tally.filtered),
             text_bytes=tally.text_bytes,
             quarantine=refused.sync(),
             sources=writer.sources[known:],
+            texts=remember(options.out, hashes) if options.dedup else "",
         )
         known = len(writer.sources)
-        journal.append(out, mark)
+        journal.append(options.out, mark)
 
     return record
-
-
-def _progress(tally: Tally, read: float, max_tokens: int | None, started: float, resumed_tokens: int) -> Progress:
-    limit = tally.tokens / max_tokens if max_tokens else 0.0
-    return Progress(
-        documents=tally.documents_in,
-        tokens=tally.tokens,
-        fraction=min(max(read, limit), 1.0),
-        seconds=time.perf_counter() - started,
-        resumed_tokens=resumed_tokens,
-    )

@@ -27,6 +27,7 @@ class Progress:
     fraction: float
     seconds: float  # since reading began, without training
     resumed_tokens: int = 0  # of `tokens`, those that an interrupted run had made
+    remaining: float | None = None  # seconds that it will still take, None where nobody can tell yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,8 @@ def _line_printer(console: Console) -> Callable[[Progress], None]:
             last = now
             share = f", {update.fraction:.0%}" if update.fraction else ""
             rate = _rate(update.tokens - update.resumed_tokens, update.seconds)
-            line = f"{update.documents:,} documents, {update.tokens:,} tokens, {rate}{share}"
+            left = "" if update.remaining is None else f", {update.remaining:,.0f} s left"
+            line = f"{update.documents:,} documents, {update.tokens:,} tokens, {rate}{share}{left}"
             console.print(line, markup=False, highlight=False)
 
     return show

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from seqmesh.tools.chat.messages import Message, messages_of, text_of
@@ -54,6 +54,11 @@ class Columns:
             raise ValueError(f"keep names {doubled} twice")
 
     @property
+    def plain(self) -> bool:
+        """Whether there is nothing to know of a record but a text, and a name and a source where it has them."""
+        return self.chat is None and not self.keep and self.id == "id" and self.source == "source"
+
+    @property
     def content(self) -> str:
         """Where a document's text or conversation is."""
         return self.text if self.chat is None else self.chat
@@ -75,13 +80,23 @@ PLAIN = Columns()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One file to read, from `start` on. `base` is the size of all inputs before it; `longest` bounds a record."""
+    """A stretch of one file to read: from the first record that begins at `start` or later, to the end or to the last
+    record that begins before `stop`.
+
+    base: size of all inputs before the file. longest: bytes of a record, with its line feed. stop: counts as the cursor
+    does, bytes in files of lines, rows in tables; files of text are never cut. data: the bytes of the stretch, whole
+    lines, where they are read already. continues: whether records are counted from the beginning of the stretch,
+    because nobody knows yet how many come before it.
+    """
 
     file: InputFile
     start: Cursor
     base: int
     columns: Columns = PLAIN
     longest: int = LONGEST_RECORD
+    stop: int | None = None
+    data: bytes | None = None
+    continues: bool = False
 
     def place(self, record: int, offset: int, position: int, row_group: int | None = None) -> Place:
         return Place(reading=self, record=record, offset=offset, position=self.base + position, row_group=row_group)
@@ -106,6 +121,11 @@ class Place:
         """How people count: lines from 1, rows of a table from 0."""
         return self.record + (self.row_group is None)
 
+    @property
+    def key(self) -> int:
+        """A number of the record in its file that needs no counting: its first byte, or its row."""
+        return self.offset or self.record
+
     def fields(self) -> dict[str, str | int]:
         """For a quarantine file."""
         if self.row_group is None:
@@ -124,14 +144,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One text. `size` is its UTF-8 length. metadata: the columns that are kept, as a JSON object; None where none are.
-    messages: of a conversation, whose contents are the text."""
+    """One text. `size` is its UTF-8 length. numbered: whether it has no name of its own but is called by its number.
+    metadata: the columns that are kept, as a JSON object; None where none are. messages: of a conversation, whose
+    contents are the text."""
 
     doc_id: str
     text: str
     source: str
     size: int
     place: Place
+    numbered: bool = False
     metadata: str | None = None
     messages: tuple[Message, ...] = ()
 
@@ -144,6 +166,10 @@ class BadRecord:
     reason: str
     raw: bytes
     size: int
+
+    def after(self, records: int) -> BadRecord:
+        """The record in a file of which so many records come before the stretch."""
+        return replace(self, place=replace(self.place, record=self.place.record + records))
 
     def sentence(self) -> str:
         return f"{self.place}: {self.reason}"
@@ -162,15 +188,15 @@ class BadTextError(Exception):
     """Why a record cannot be used."""
 
 
-def bad_record(place: Place, reason: object, raw: bytes, size: int | None = None) -> BadRecord:
-    """A record that is refused for `reason`. Only its beginning is kept; `size` is its size where `raw` is less."""
-    return BadRecord(place=place, reason=str(reason), raw=raw[:RAW_BYTES], size=len(raw) if size is None else size)
+def bad_record(place: Place, reason: object, raw: bytes) -> BadRecord:
+    """A record that is refused for `reason`. Only its beginning is kept."""
+    return BadRecord(place=place, reason=str(reason), raw=raw[:RAW_BYTES], size=len(raw))
 
 
-def too_long(place: Place, raw: bytes, size: int) -> BadRecord:
-    """A record of `size` bytes, of which `raw` are the first, that is longer than what is held in memory."""
+def too_long(place: Place, raw: bytes) -> BadRecord:
+    """A record of which no more than `raw` was held."""
     limit = place.reading.longest
-    return bad_record(place, f"{size:,} bytes long, more than the {limit:,} that a record may have", raw, size)
+    return bad_record(place, f"longer than the {limit:,} bytes that a record may have; cut it, or allow more", raw)
 
 
 def document_of(place: Place, fields: Mapping[str, Any]) -> Document:
@@ -179,7 +205,8 @@ def document_of(place: Place, fields: Mapping[str, Any]) -> Document:
     for name in columns.needed:
         if name not in fields:
             raise BadTextError(f"no field {name}")
-    doc_id = fields.get(columns.id, f"{place.reading.file.name}:{place.number}")
+    numbered = columns.id not in fields
+    doc_id = numbered_id(place.reading.file, place.number) if numbered else fields[columns.id]
     source = fields.get(columns.source, place.reading.file.source)
     messages = () if columns.chat is None else _conversation(fields[columns.chat], columns.chat)
     text = fields[columns.text] if columns.chat is None else text_of(messages)
@@ -189,8 +216,20 @@ def document_of(place: Place, fields: Mapping[str, Any]) -> Document:
         raise BadTextError(f"the field {columns.id} is {kind_of(doc_id)}, not a string or an integer")
     if not isinstance(source, str):
         raise BadTextError(f"the field {columns.source} is {kind_of(source)}, not a string")
-    metadata = _metadata(fields, columns.keep)
-    return named_document(place, doc_id=str(doc_id), text=text, source=source, metadata=metadata, messages=messages)
+    return named_document(
+        place,
+        doc_id=str(doc_id),
+        text=text,
+        source=source,
+        numbered=numbered,
+        metadata=_metadata(fields, columns.keep),
+        messages=messages,
+    )
+
+
+def numbered_id(file: InputFile, number: int) -> str:
+    """What a document is called that has no name: `number` as people count."""
+    return f"{file.name}:{number}"
 
 
 def named_document(
@@ -199,6 +238,7 @@ def named_document(
     doc_id: str,
     text: str,
     source: str,
+    numbered: bool = False,
     metadata: str | None = None,
     messages: tuple[Message, ...] = (),
 ) -> Document:
@@ -211,7 +251,14 @@ def named_document(
     _encodable(doc_id, columns.id)
     _encodable(source, columns.source)
     return Document(
-        doc_id=doc_id, text=text, source=source, size=size, place=place, metadata=metadata, messages=messages
+        doc_id=doc_id,
+        text=text,
+        source=source,
+        size=size,
+        place=place,
+        numbered=numbered,
+        metadata=metadata,
+        messages=messages,
     )
 
 

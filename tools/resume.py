@@ -26,6 +26,7 @@ from seqmesh.tools.journal import Header, Mark, Recipe
 from seqmesh.tools.quarantine import OnError, quarantined
 from seqmesh.tools.records import START, Cursor
 from seqmesh.tools.shard_writer import Finished
+from seqmesh.tools.units.seen import SEEN_NAME, remembered, restart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class Position:
     tally: Tally = field(default_factory=Tally)
     next: Cursor = START
     quarantine: int = 0
+    hashes: bytes = b""  # of the texts, where duplicates are looked for
 
 
 def unfinished(
@@ -64,11 +66,15 @@ def position_of(out: Path, marks: Sequence[Mark], say: Callable[[str], None]) ->
     """Check the finished shards, remove everything after the last that is whole, and gather what is known there."""
     if marks:
         say(f"{out} holds an unfinished set: checking its {len(marks)} shards")
-    whole = _whole(out, marks, quarantined(out), say)
+    hashes = remembered(out, [(mark.shard.rows, mark.texts) for mark in marks if mark.texts])
+    whole = _whole(out, marks, quarantined(out), len(hashes), say)
     kept = {mark.shard.file for mark in whole} | {TOKENIZER_NAME, journal.JOURNAL_NAME, LOCK_NAME}
-    clear(out, keep=frozenset(kept | {QUARANTINE_NAME, QUARANTINE_NAME + ".tmp"}))
+    kept |= {QUARANTINE_NAME, QUARANTINE_NAME + ".tmp"} | ({SEEN_NAME} if whole and hashes else set())
+    clear(out, keep=frozenset(kept))
     if not whole:
         return Position()
+    if hashes:
+        restart(out, hashes[: len(whole)])
     columns = [_columns(out / mark.shard.file) for mark in whole]
     sources = tuple(name for mark in whole for name in mark.sources)
     last = whole[-1]
@@ -83,6 +89,7 @@ def position_of(out: Path, marks: Sequence[Mark], say: Callable[[str], None]) ->
         tally=_tally(last, columns, sources),
         next=last.next,
         quarantine=last.quarantine,
+        hashes=b"".join(hashes[: len(whole)]),
     )
 
 
@@ -94,14 +101,17 @@ def _refusals(old: Recipe, new: Recipe, marks: Sequence[Mark], on_error: OnError
     return differing
 
 
-def _whole(out: Path, marks: Sequence[Mark], quarantine: int, say: Callable[[str], None]) -> list[Mark]:
+def _whole(out: Path, marks: Sequence[Mark], quarantine: int, known: int, say: Callable[[str], None]) -> list[Mark]:
     whole: list[Mark] = []
-    for mark in marks:
+    for number, mark in enumerate(marks):
         if not _is_whole(out / mark.shard.file, mark.shard):
             say(f"{mark.shard.file} is missing or damaged: making it and what follows again")
             break
         if mark.quarantine > quarantine:
             say(f"records are missing from the quarantine: making {mark.shard.file} and what follows again")
+            break
+        if mark.texts and number >= known:
+            say(f"{SEEN_NAME} is damaged: making {mark.shard.file} and what follows again")
             break
         whole.append(mark)
     return whole
@@ -124,10 +134,10 @@ def _tally(last: Mark, columns: Sequence[tuple[Int64Array, npt.NDArray[np.uint16
         documents += np.bincount(codes, minlength=len(sources))
         np.add.at(tokens, codes, lengths)
     return Tally(
-        documents_in=last.documents_in,
         documents_out=int(documents.sum()),
         empty=last.empty,
         refused=last.refused,
+        filtered=Counter(last.filtered),
         tokens=int(tokens.sum()),
         text_bytes=last.text_bytes,
         source_documents=Counter(dict(zip(sources, documents.tolist(), strict=True))),

@@ -36,6 +36,7 @@ from seqmesh.tools.shard_checks import (
     shard_problems,
     shard_types,
 )
+from seqmesh.tools.units.filters import FILTERED
 
 QUIET_SECONDS = 5.0  # between lines of progress where there is no terminal
 
@@ -108,9 +109,10 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     for name, found in (("documents_out", manifest.documents), ("tokens_out", manifest.tokens)):
         if counts.get(name, found) != found:
             yield f"counts.{name} is {counts[name]:,}: the shards have {found:,}"
-    parts = [counts[name] for name in ("documents_out", "empty", "refused") if name in counts]
-    if len(parts) == 3 and counts.get("documents_in", sum(parts)) != sum(parts):
-        yield f"counts.documents_in is {counts['documents_in']:,}: documents_out, empty and refused make {sum(parts):,}"
+    if {"documents_in", "documents_out", "empty", "refused"} <= counts.keys():
+        parts = sum(counts.get(name, 0) for name in ("documents_out", "empty", "refused", *FILTERED))
+        if counts["documents_in"] != parts:
+            yield f"counts.documents_in is {counts['documents_in']:,}: documents_out and all left out make {parts:,}"
 
 
 def _check_index(folder: Path, entry: FileEntry) -> tuple[Index | None, list[str]]:

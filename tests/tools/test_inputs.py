@@ -213,9 +213,7 @@ def test_columns_that_are_named_twice_or_not_there_are_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz", "folder/in.txt", "in.parquet"])
-def test_a_record_longer_than_the_bound_is_refused_with_its_size_and_its_neighbours_are_read(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_record_longer_than_the_bound_is_refused_and_its_neighbours_are_read(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     texts = ["first", "x" * 3_000_000, "last"]
@@ -233,7 +231,7 @@ def test_a_record_longer_than_the_bound_is_refused_with_its_size_and_its_neighbo
         ["first", "last"] if len(found) > 1 else []
     )
     assert len(bad) == 1
-    assert "3,000,0" in bad[0].reason and "more than the 1,000,000" in bad[0].reason
+    assert "the 1,000,000 " in bad[0].reason
     assert len(bad[0].raw) <= 1 << 16
     for number, record in enumerate(found):
         rest = list(read_records(find_files([str(given)]), longest=1_000_000, start=record.place.cursor))

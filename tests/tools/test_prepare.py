@@ -15,11 +15,11 @@ import pytest
 from rich.console import Console
 
 from seqmesh.loader.manifest import MANIFEST_NAME, read_manifest
-from seqmesh.tools import ingest as ingest_module
 from seqmesh.tools import prepare as prepare_module
 from seqmesh.tools.prepare import PrepareOptions, prepare, run
 from seqmesh.tools.prepare_report import PrepareReport, Progress
 from seqmesh.tools.tokenizer import TRAIN_BYTES, load_tokenizer, train_tokenizer
+from seqmesh.tools.units import cut as cut_module
 
 
 @pytest.fixture
@@ -81,11 +81,11 @@ def test_without_an_end_token_none_is_added(jsonl: Path, tmp_path: Path, tokeniz
     assert all(0 not in row for row in read_ids(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("batch_documents", [1, 4096])
+@pytest.mark.parametrize("unit_bytes", [100, 1 << 20])
 def test_max_tokens_ends_with_the_document_that_reaches_it(
-    jsonl: Path, tmp_path: Path, tokenizer_path: Path, batch_documents: int, monkeypatch: pytest.MonkeyPatch
+    jsonl: Path, tmp_path: Path, tokenizer_path: Path, unit_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingest_module, "BATCH_DOCUMENTS", batch_documents)
+    monkeypatch.setattr(cut_module, "UNIT_BYTES", unit_bytes)
     lines = jsonl.read_text().splitlines(keepends=True)
     jsonl.write_text("".join([*lines[:2], '{"text": ""}\n', *lines[2:6], "not json\n"]))
     lengths = [len(row) for row in read_ids(prepared_folder(jsonl, tmp_path / "all", tokenizer_path))]

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from seqmesh.loader.manifest import MANIFEST_NAME, read_manifest
-from seqmesh.tools import ingest as ingest_module
 from seqmesh.tools import journal
 from seqmesh.tools import prepare as prepare_module
 from seqmesh.tools.claim import LOCK_NAME, is_finished
@@ -25,6 +24,7 @@ from seqmesh.tools.journal import JOURNAL_NAME
 from seqmesh.tools.prepare import PrepareOptions, prepare
 from seqmesh.tools.prepare_report import Progress
 from seqmesh.tools.tokenizer import train_tokenizer
+from seqmesh.tools.units import cut as cut_module
 
 SHARD_TOKENS = 1500
 
@@ -36,7 +36,8 @@ class KilledError(BaseException):
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards end inside batches as well as between them."""
-    monkeypatch.setattr(ingest_module, "BATCH_DOCUMENTS", 5)
+    monkeypatch.setattr(cut_module, "UNIT_BYTES", 3000)
+    monkeypatch.setattr(cut_module, "UNIT_RECORDS", 5)
 
 
 @pytest.fixture(scope="session")

@@ -298,7 +298,7 @@ def test_a_lengths_index_that_breaks_a_rule_is_named(
         (
             {"counts": {"documents_in": 7, "documents_out": 5, "empty": 1, "refused": 0}},
             MANIFEST_NAME,
-            "counts.documents_in is 7: documents_out, empty and refused make 6",
+            "counts.documents_in is 7: documents_out and all left out make 6",
         ),
         ({"format": 2}, MANIFEST_NAME, "format is 2"),
         ({"lengths": 3}, MANIFEST_NAME, "is not a valid manifest"),

@@ -11,6 +11,7 @@ has not the columns, raises ValueError naming it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,16 +29,20 @@ FILE_MAGIC = b"ARROW1"
 
 
 def read_arrow(reading: Reading) -> Iterator[Record]:
-    """The rows of the file from the start of the reading on, as records."""
+    """The rows of the reading, as records."""
     row = 0  # with which the next batch begins
+    stop = sys.maxsize if reading.stop is None else reading.stop
     try:
         with _opened(reading.file) as source:
             for number, (batch, position) in enumerate(_batches(source, reading)):
                 skipped = max(reading.start.record - row, 0)
-                if skipped < batch.num_rows:
+                if skipped < batch.num_rows and row < stop:
                     _check(batch)
-                    yield from _records(reading, batch.slice(skipped), row + skipped, number, position)
+                    wanted = batch.slice(skipped, stop - row - skipped)
+                    yield from _records(reading, wanted, row + skipped, number, position)
                 row += batch.num_rows
+                if row >= stop:
+                    return
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, OverflowError) as error:  # names may be no UTF-8
         raise ValueError(
             f"cannot read {reading.file.shown} at row {row}: cut short, damaged, or no Arrow file: {error}"

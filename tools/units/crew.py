@@ -1,0 +1,170 @@
+"""Several processes encode units; what they make comes back in the order of the units.
+
+Each worker is a lane: a pool of one process, so that where it dies, the unit it had is known. Workers are spawned,
+never forked: a tokenizer's threads would not survive that. A worker uses one thread, ignores Ctrl-C (the process that
+started it hears it, too) and ends with that process, however that ends. Nothing is shared: units and what is made of
+them are sent.
+
+At most AHEAD units a worker are under way, those that wait for their turn included; so memory is bounded by
+workers × AHEAD units and their tokens, whichever unit is slow.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from types import TracebackType
+from typing import Self, cast
+
+from fsspec.implementations.memory import MemoryFileSystem
+
+from seqmesh.tools.engines import EngineName, choose_engine
+from seqmesh.tools.inputs import InputFile
+from seqmesh.tools.tokenizer import NONE, TokenizerFile, parse_tokenizer
+from seqmesh.tools.units.cut import UNIT_BYTES, Unit
+from seqmesh.tools.units.encoder import Encoded, Encoder
+from seqmesh.tools.units.filters import Filters
+
+AHEAD = 2
+
+Encode = Callable[[Iterable[Unit]], Iterator[tuple[Unit, Encoded]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a worker needs to make an encoder of its own."""
+
+    tokenizer: bytes
+    eod_token: str | None
+    engine: str
+    filters: Filters
+
+
+def job_of(tokenizer: TokenizerFile, engine: str, filters: Filters) -> Job:
+    """The job of the workers of a run."""
+    return Job(tokenizer=tokenizer.data, eod_token=tokenizer.eod_token, engine=engine, filters=filters)
+
+
+def automatic_workers(files: Sequence[InputFile]) -> int:
+    """One worker a core, but none for less than two units: starting it would take longer than the work."""
+    return max(1, min(len(os.sched_getaffinity(0)), sum(file.size for file in files) // (2 * UNIT_BYTES)))
+
+
+def is_private(file: InputFile) -> bool:
+    """Whether other processes cannot read a file, because it is in this one's memory."""
+    return isinstance(file.filesystem, MemoryFileSystem)
+
+
+class Crew(AbstractContextManager["Crew"]):
+    """Workers until the block ends. One worker more costs a process with a tokenizer: some 200 MB."""
+
+    def __init__(self, job: Job, workers: int) -> None:
+        self._lanes = [_Lane(job) for _ in range(workers)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with ExitStack() as stack:
+            for lane in self._lanes:
+                stack.callback(lane.pool.shutdown, cancel_futures=True)
+
+    def encode(self, units: Iterable[Unit]) -> Iterator[tuple[Unit, Encoded]]:
+        """Each unit with what became of it, in order. An error in `units` is raised once all before it are done.
+
+        Raises what a worker raised, when its unit's turn comes; ChildProcessError naming the unit where one died.
+        """
+        source = iter(units)
+        under_way: deque[tuple[Unit, _Lane, Future[Encoded]]] = deque()
+        failure: Exception | None = None
+        while True:
+            while failure is None and len(under_way) < AHEAD * len(self._lanes):
+                try:
+                    unit = next(source, None)
+                except Exception as error:
+                    failure = error
+                    break
+                if unit is None:
+                    break
+                lane = min(self._lanes, key=_Lane.load)
+                under_way.append((unit, lane, lane.submit(unit)))
+            if not under_way:
+                break
+            unit, lane, future = under_way.popleft()
+            yield unit, lane.result(unit, future)
+        if failure:
+            raise failure
+
+
+class _Lane:
+    """One worker."""
+
+    def __init__(self, job: Job) -> None:
+        self.pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_start, initargs=(job,))
+        self._given: deque[tuple[Unit, Future[Encoded]]] = deque()
+
+    def load(self) -> int:
+        """How many units it has not finished."""
+        while self._given and self._given[0][1].done() and not _died(self._given[0][1]):
+            self._given.popleft()
+        return len(self._given)
+
+    def submit(self, unit: Unit) -> Future[Encoded]:
+        try:
+            future = self.pool.submit(_encode, unit)
+        except BrokenProcessPool as error:  # it died since; told when the unit's turn comes
+            future = Future()
+            future.set_exception(error)
+        self._given.append((unit, future))
+        return future
+
+    def result(self, unit: Unit, future: Future[Encoded]) -> Encoded:
+        try:
+            return future.result()
+        except BrokenProcessPool as error:
+            self.load()
+            had = self._given[0][0] if self._given else unit
+            raise ChildProcessError(
+                f"a worker died while it had {had}: killed, or out of memory. Finished shards are kept, the same "
+                "command goes on after them; fewer --workers need less memory"
+            ) from error
+
+
+def _died(future: Future[Encoded]) -> bool:
+    return isinstance(future.exception(), BrokenProcessPool)
+
+
+# Of a worker's process alone: the one thing that its calls share.
+_encoder: list[Encoder] = []
+
+
+def _start(job: Job) -> None:
+    """Before a worker's first unit."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    tokenizer = parse_tokenizer(job.tokenizer, eod_token=job.eod_token or NONE)
+    _encoder.append(Encoder(tokenizer, choose_engine(tokenizer, (), cast(EngineName, job.engine)).engine, job.filters))
+
+
+def _end_with_parent() -> None:
+    """A pool's process waits for work for ever where the process that would give it is killed."""
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _encode(unit: Unit) -> Encoded:
+    return _encoder[0].encode(unit)

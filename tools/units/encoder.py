@@ -1,0 +1,156 @@
+"""One unit in, its tokens out: what a worker does.
+
+An `Encoder` reads a unit, encodes its texts and says of every record what became of it. What only the whole run can
+know (line numbers before the unit, duplicates, where shards end) is added by `seqmesh.tools.ingest`. Memory: the
+unit's bytes, its texts, its ids, and what the engine needs for BATCH_CHARACTERS of text or one document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from seqmesh.packer.lengths import Int64Array
+from seqmesh.tools.engines import Engine, Ids
+from seqmesh.tools.records import BadRecord
+from seqmesh.tools.tokenizer import TokenizerFile
+from seqmesh.tools.units.cut import Unit
+from seqmesh.tools.units.filters import (
+    EMPTY,
+    KEPT,
+    REFUSED,
+    SAMPLED_OUT,
+    TOO_LONG,
+    TOO_SHORT,
+    Filters,
+    drawn,
+    text_hash,
+)
+from seqmesh.tools.units.page import Page, page_of
+
+BATCH_CHARACTERS = 1 << 21  # a call of the engine, which may take some 400 bytes a token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A unit's R records and its K documents that stay so far, in order.
+
+    files, records, offsets: where each record is, as in `Place`; the records of the unit's first file are counted from
+    the unit's beginning where its reading `continues`. ids: the documents' tokens one after the other, end marks
+    included, `lengths` of each. doc_ids: None for a document that is called by its line, where that is not known.
+    hashes: of the texts, where duplicates are to be found. reserved: the first document whose text reaches a special
+    token, and that token.
+    """
+
+    fates: npt.NDArray[np.uint8]  # [R]
+    files: Int64Array  # [R]
+    records: Int64Array  # [R]
+    offsets: Int64Array  # [R]
+    records_in_last: int
+    bad: tuple[BadRecord, ...]
+    ids: Ids
+    lengths: Int64Array  # [K]
+    sizes: Int64Array  # [K] UTF-8 bytes
+    doc_ids: list[str | None]  # [K]
+    sources: list[str]  # [K]
+    hashes: bytes
+    reserved: tuple[int, int] | None
+
+
+class Encoder:
+    """Encodes units, one at a time, by one engine."""
+
+    def __init__(self, tokenizer: TokenizerFile, engine: Engine, filters: Filters) -> None:
+        self._tokenizer = tokenizer
+        self._engine = engine
+        self._filters = filters
+
+    def encode(self, unit: Unit) -> Encoded:
+        """Raises ValueError where a file cannot be read or the engine finds itself wrong."""
+        page = page_of(unit)
+        fates = self._before(page, unit)
+        chosen = np.flatnonzero(fates == KEPT)
+        parts = self._encoded([page.texts[i] or "" for i in chosen.tolist()])
+        lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+        fates[chosen] = self._by_length(lengths)
+        stay = fates[chosen] == KEPT
+        kept = chosen[stay]
+        numbers = kept.tolist()
+        ids, lengths = self._flat([parts[i] for i in np.flatnonzero(stay).tolist()], lengths[stay])
+        return Encoded(
+            fates=fates,
+            files=np.array(page.files, np.int64),
+            records=np.array(page.records, np.int64),
+            offsets=np.array(page.offsets, np.int64),
+            records_in_last=page.records_in_last,
+            bad=tuple(page.bad),
+            ids=ids,
+            lengths=lengths,
+            sizes=np.array(page.sizes, np.int64)[kept],
+            doc_ids=[page.doc_ids[i] for i in numbers],
+            sources=[page.sources[i] for i in numbers],
+            hashes=b"".join(text_hash(page.texts[i] or "") for i in numbers) if self._filters.dedup else b"",
+            reserved=self._reserved(ids, lengths),
+        )
+
+    def _before(self, page: Page, unit: Unit) -> npt.NDArray[np.uint8]:
+        """What is decided without tokens."""
+        fates = np.fromiter((_fate(text) for text in page.texts), np.uint8, len(page.texts))
+        if self._filters.sample is not None:
+            names = {reading.start.file: reading.file.name for reading in unit.readings}
+            inside = drawn((names[file] for file in page.files), np.array(page.keys, np.int64), self._filters)
+            fates[(fates != REFUSED) & ~inside] = SAMPLED_OUT
+        return fates
+
+    def _encoded(self, texts: Sequence[str]) -> list[Ids]:
+        return [ids for batch in _batches(texts) for ids in self._engine.encode(batch)]
+
+    def _by_length(self, lengths: Int64Array) -> npt.NDArray[np.uint8]:
+        limits, end = self._filters, int(self._tokenizer.eod_id is not None)
+        fates = np.full(len(lengths), KEPT, np.uint8)
+        if limits.min_tokens is not None:
+            fates[lengths + end < limits.min_tokens] = TOO_SHORT
+        if limits.max_tokens is not None:
+            fates[lengths + end > limits.max_tokens] = TOO_LONG
+        fates[lengths == 0] = EMPTY
+        return fates
+
+    def _flat(self, parts: Sequence[Ids], lengths: Int64Array) -> tuple[Ids, Int64Array]:
+        if not parts:
+            return np.zeros(0, np.uint32), lengths
+        if self._tokenizer.eod_id is None:
+            return np.concatenate(parts), lengths
+        end = np.array([self._tokenizer.eod_id], np.uint32)
+        return np.concatenate([piece for ids in parts for piece in (ids, end)]), lengths + 1
+
+    def _reserved(self, ids: Ids, lengths: Int64Array) -> tuple[int, int] | None:
+        """Special tokens are ours to place. Some models hold them as ordinary vocabulary, where text can reach them."""
+        hits = self._tokenizer.reserved[ids]
+        ends = np.cumsum(lengths)
+        if self._tokenizer.eod_id is not None:
+            hits[ends - 1] = False
+        if not hits.any():
+            return None
+        where = int(hits.argmax())
+        return int(np.searchsorted(ends, where, side="right")), int(ids[where])
+
+
+def _fate(text: str | None) -> int:
+    """White space alone is an empty document."""
+    if text is None:
+        return REFUSED
+    return EMPTY if not text or text.isspace() else KEPT
+
+
+def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    first = characters = 0
+    for number, text in enumerate(texts):
+        if number > first and characters + len(text) > BATCH_CHARACTERS:
+            yield texts[first:number]
+            first, characters = number, 0
+        characters += len(text)
+    if first < len(texts):
+        yield texts[first:]
