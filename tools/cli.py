@@ -65,6 +65,8 @@ def prepare(
     sample: Annotated[float | None, typer.Option(help="Take this share of the documents.")] = None,
     seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
     workers: Annotated[int | None, typer.Option(help="Processes (default: one a core).")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write it as a page to this file.")] = None,
 ) -> None:
     """Turn text into a shard set: tokenised, checked, with a manifest. Interrupted, the same command goes on where it
     stopped."""
@@ -80,6 +82,8 @@ def prepare(
         max_tokens=max_tokens,
         on_error=on_error,
         text_column=text_column,
+        json_file=json_file,
+        html=html,
         min_tokens=min_tokens,
         max_document_tokens=max_document_tokens,
         dedup=dedup,

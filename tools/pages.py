@@ -25,8 +25,8 @@ def page(title: str, body: Iterable[str], *, style: str = "") -> bytes:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table of texts."""
-    return ["<table>" + row("th", titles), *(row("td", cells) for cells in rows), "</table>"]
+    """Lines of a table of texts. No titles: it has none."""
+    return ["<table>", *([row("th", titles)] if titles else []), *(row("td", cells) for cells in rows), "</table>"]
 
 
 def row(tag: str, cells: Sequence[str]) -> str:

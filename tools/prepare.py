@@ -34,7 +34,9 @@ from seqmesh.tools.engines import ENGINES, Engine, EngineName, choose_engine
 from seqmesh.tools.ingest import Ingest, Tally, sample
 from seqmesh.tools.inputs import InputFile, find_files
 from seqmesh.tools.journal import Header, Mark, Recipe
-from seqmesh.tools.prepare_report import PrepareReport, Progress, print_report, progress_display
+from seqmesh.tools.output import check_folders
+from seqmesh.tools.prepare_report import PrepareReport, Progress, progress_display
+from seqmesh.tools.prepared.show import print_report
 from seqmesh.tools.quarantine import OnError, Refusals, refusals
 from seqmesh.tools.records import BadRecord, Columns, Cursor
 from seqmesh.tools.resume import Position, position_of, unfinished
@@ -187,9 +189,13 @@ def run(
     sample: float | None = None,
     seed: int = 0,
     workers: int | None = 1,
+    json_file: Path | None = None,
+    html: Path | None = None,
     console: Console | None = None,
 ) -> PrepareReport:
-    """The whole command: prepare with progress on the console, then a table of what came out."""
+    """The whole command: prepare with progress on the console, then a table of what came out, which is also written to
+    `json_file` and `html` where they are given."""
+    check_folders(json_file, html)
     options = PrepareOptions(
         inputs=tuple(inputs),
         out=out,
@@ -212,7 +218,7 @@ def run(
         report = prepare(
             options, say=lambda message: console.print(message, markup=False, highlight=False), progress=progress
         )
-    print_report(console, report)
+    print_report(console, report, out, json_file=json_file, html=html)
     return report
 
 

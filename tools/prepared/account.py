@@ -25,7 +25,7 @@ MOST_REASONS = 50  # that are told apart; the others are counted together
 OTHER_REASONS = "other reasons"
 SHARES = (0.5, 0.9, 0.99)
 
-_NUMBER = re.compile(r"\d[\d,.]*")
+_NUMBER = re.compile(r"(?<![\w-])\d[\d,]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

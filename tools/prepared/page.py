@@ -6,8 +6,17 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from seqmesh.tools import pages
-from seqmesh.tools.prepare_report import PrepareReport, count_rows, rate_rows, refusal_rows, source_rows, stage_rows
+from seqmesh.tools.prepare_report import PrepareReport
 from seqmesh.tools.prepared.account import Account, LengthBin
+from seqmesh.tools.prepared.rows import (
+    count_rows,
+    decimal,
+    quantile_line,
+    rate_rows,
+    refusal_rows,
+    source_rows,
+    stage_rows,
+)
 
 DOCUMENTS, TOKENS, GRID = "#1f4e79", "#1b9e77", "#dddddd"
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 900, 230, 60, 40, 30  # of a chart, in pixels
@@ -20,15 +29,14 @@ STYLE = (
 def report_page(report: PrepareReport, account: Account) -> bytes:
     """The page."""
     body = [f"<div>{escape(line)}</div>" for line in _heading(report)]
-    body += pages.table(("documents", ""), count_rows(report))
+    body += pages.table((), count_rows(report))
     if account.lengths:
-        body += ["<h2>Lengths</h2>", *_charts(account.lengths), f"<div>{escape(_quantiles(account))}</div>"]
+        body += ["<h2>Lengths</h2>", *_charts(account.lengths), f"<div>{escape(quantile_line(account))}</div>"]
     if account.sources:
         body += ["<h2>Sources</h2>", *pages.table(*source_rows(report, account))]
     if account.reasons:
         body += ["<h2>Refused</h2>", *pages.table(("reason", "records", "first of them"), refusal_rows(account))]
-    body += ["<h2>Time</h2>", *pages.table(("stage", "seconds"), stage_rows(report))]
-    body += pages.table(("", ""), rate_rows(report))
+    body += ["<h2>Time</h2>", *pages.table((), (*stage_rows(report), *rate_rows(report)))]
     return pages.page("seqmesh prepare", body, style=STYLE)
 
 
@@ -40,12 +48,6 @@ def _heading(report: PrepareReport) -> list[str]:
         f"vocabulary of {manifest.vocab_size:,} ({manifest.token_dtype}), tokenizer {manifest.tokenizer}",
         f"engine {report.engine}: {report.engine_reason}; processes: {report.workers:,}",
     ]
-
-
-def _quantiles(account: Account) -> str:
-    *shares, (_, longest) = account.quantiles
-    parts = [f"{share:.0%} of documents have at most {length:,} tokens" for share, length in shares]
-    return f"{', '.join(parts)}; the longest has {longest:,}"
 
 
 def _charts(bins: Sequence[LengthBin]) -> list[str]:
@@ -65,7 +67,7 @@ def _chart(title: str, bins: Sequence[LengthBin], value: Callable[[LengthBin], i
     for level in (0, most / 2, most):
         y = floor - level * rise
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GRID}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(level)}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{decimal(level)}</text>')
     for number, part in enumerate(bins):
         x, height = LEFT + number * step, value(part) * rise
         note = f"{part.low:,} to {part.high - 1:,} tokens: {value(part):,}"
@@ -73,7 +75,7 @@ def _chart(title: str, bins: Sequence[LengthBin], value: Callable[[LengthBin], i
             f'<rect x="{x + 0.1 * step:.1f}" y="{floor - height:.1f}" width="{0.8 * step:.1f}" '
             f'height="{height:.1f}" fill="{color}"><title>{escape(note)}</title></rect>'
         )
-        parts.append(f'<text x="{x + step / 2:.1f}" y="{floor + 16}" text-anchor="middle">{short(part.low)}</text>')
+        parts.append(f'<text x="{x + step / 2:.1f}" y="{floor + 16}" text-anchor="middle">{binary(part.low)}</text>')
     parts.append(f'<text x="{WIDTH}" y="{HEIGHT - 6}" text-anchor="end">tokens of a document, from</text>')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" '
@@ -81,9 +83,7 @@ def _chart(title: str, bins: Sequence[LengthBin], value: Callable[[LengthBin], i
     )
 
 
-def short(number: float) -> str:
-    """A number in at most four characters or so: 2048 is 2K where bins double."""
-    for unit, size in (("T", 40), ("G", 30), ("M", 20), ("K", 10)):
-        if number >= 1 << size:
-            return f"{number / (1 << size):.3g}{unit}"
-    return f"{number:.3g}"
+def binary(number: int) -> str:
+    """A power of two, short: 2048 is 2K."""
+    power = (number.bit_length() - 1) // 10
+    return f"{number >> (10 * power)}{'KMGT'[power - 1] if power else ''}"
