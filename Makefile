@@ -8,7 +8,7 @@ STAMP := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
 # How long `make fuzz` goes on.
-SECONDS ?= 600
+FUZZ_SECONDS ?= 600
 
 .PHONY: setup demo test lint types unit soak fuzz bench clean
 
@@ -41,7 +41,7 @@ soak: setup
 	$(BIN)/python -m tests.soak
 
 fuzz: setup
-	$(BIN)/python -W ignore -m tests.fuzz $(SECONDS)
+	$(BIN)/python -W ignore -m tests.fuzz $(FUZZ_SECONDS)
 
 bench: setup
 	$(BIN)/seqmesh bench all --quick

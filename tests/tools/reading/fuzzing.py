@@ -1,7 +1,7 @@
 """Damaged and odd inputs for the readers, made from a seed, and what must be true of reading them.
 
 Every line that is not blank is one record at its place, and every row of a table; what cannot be read raises ValueError
-or OSError with the name of the file. The fast way through a file (units, another parser) says the same as the plain one.
+or OSError with the name of the file. The fast way through a file (units, another parser) says the same.
 """
 
 from __future__ import annotations
@@ -57,7 +57,18 @@ def some_line(random: random.Random) -> bytes:
         fields: dict[str, Any] = {"text": random.choice(TEXTS) * random.choice((1, 1, 1, 3))}
         for name in ("id", "source", "n", "name", "chat"):
             if random.random() < 0.3:
-                values = (random.choice(TEXTS), 7, -1, 2**70, 0.5, None, True, [1], {"a": []}, [{"role": "user"}])
+                values: tuple[Any, ...] = (
+                    random.choice(TEXTS),
+                    7,
+                    -1,
+                    2**70,
+                    0.5,
+                    None,
+                    True,
+                    [1],
+                    {"a": []},
+                    [{"role": "user"}],
+                )
                 fields[name] = random.choice(values)
         line = json.dumps(fields, ensure_ascii=random.random() < 0.5).encode()
     return damaged(line, random) if random.random() < 0.2 else line
