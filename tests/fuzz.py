@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 
 MEMORY_BYTES = 8 << 30  # of addresses; libraries reserve many
-BATCH = 2000  # cases of a process
+BATCH = 500  # cases of a process
 
 
 def main() -> int:

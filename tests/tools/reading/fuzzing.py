@@ -57,18 +57,8 @@ def some_line(random: random.Random) -> bytes:
         fields: dict[str, Any] = {"text": random.choice(TEXTS) * random.choice((1, 1, 1, 3))}
         for name in ("id", "source", "n", "name", "chat"):
             if random.random() < 0.3:
-                values: tuple[Any, ...] = (
-                    random.choice(TEXTS),
-                    7,
-                    -1,
-                    2**70,
-                    0.5,
-                    None,
-                    True,
-                    [1],
-                    {"a": []},
-                    [{"role": "user"}],
-                )
+                plain = (random.choice(TEXTS), 7, -1, 2**70, 0.5, None, True)
+                values: tuple[Any, ...] = (*plain, [1], {"a": []}, [{"role": "user"}])
                 fields[name] = random.choice(values)
         line = json.dumps(fields, ensure_ascii=random.random() < 0.5).encode()
     return damaged(line, random) if random.random() < 0.2 else line
