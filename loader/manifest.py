@@ -61,11 +61,12 @@ class Manifest:
     token_dtype: TokenDtype
     vocab_size: int
     tokenizer: str  # fingerprint: tokenizer bytes and every option that changes tokens, nothing else
-    eod_id: int | None
+    eod_id: int | None  # ends every document
     sources: tuple[str, ...]
     shards: tuple[FileEntry, ...]
     lengths: FileEntry
     counts: dict[str, int]  # what prepare read, kept, found empty, refused
+    bod_id: int | None = None  # begins every document
     format: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:

@@ -15,11 +15,13 @@ from seqmesh.tools.units.seen import SEEN_NAME
 
 LOCK_NAME = "prepare.lock"
 TOKENIZER_NAME = "tokenizer.json"
+MODEL_NAME = "tokenizer.model"  # a SentencePiece model
+TOKENIZER_NAMES = (TOKENIZER_NAME, MODEL_NAME)  # a set keeps its tokenizer under one of them
 QUARANTINE_NAME = "quarantine.jsonl"
 
+_NAMES = (LENGTHS_NAME, MANIFEST_NAME, *TOKENIZER_NAMES, QUARANTINE_NAME, JOURNAL_NAME)
 _OURS = re.compile(
-    rf"(shard-\d+\.arrow|{'|'.join(map(re.escape, (LENGTHS_NAME, MANIFEST_NAME, TOKENIZER_NAME, QUARANTINE_NAME)))}"
-    rf"|{re.escape(JOURNAL_NAME)})(\.tmp)?|{re.escape(LOCK_NAME)}|{re.escape(SEEN_NAME)}"
+    rf"(shard-\d+\.arrow|{'|'.join(map(re.escape, _NAMES))})(\.tmp)?|{'|'.join(map(re.escape, (LOCK_NAME, SEEN_NAME)))}"
 )
 
 
@@ -91,6 +93,7 @@ def _refuse_finished(out: Path, fingerprint: str | None) -> None:
 def _refuse_foreign(out: Path) -> None:
     names = sorted(path.name for path in out.iterdir())
     foreign = [name for name in names if not _OURS.fullmatch(name)]
-    if foreign or names == [TOKENIZER_NAME]:  # a tokenizer alone is somebody's: our runs write the journal before it
+    # A tokenizer alone is somebody's: our runs write the journal before it.
+    if foreign or names in ([name] for name in TOKENIZER_NAMES):
         listed = ", ".join((foreign or names)[:5])
         raise FileExistsError(f"{out} holds other files ({listed}): choose a new or empty folder")

@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 
 USER_ERRORS = (ValueError, OSError, RuntimeError, NotImplementedError)
-Engine = Literal["auto", "tokenizers", "tiktoken"]
+Engine = Literal["auto", "quicktok", "tiktoken", "tokenizers", "sentencepiece"]
 OnError = Literal["stop", "skip"]
 Overlong = Literal["error", "truncate", "split", "drop"]
 Mode = Literal["free", "waves"]
@@ -52,9 +52,28 @@ def prepare(
         list[str], typer.Argument(help="JSONL or Parquet files (field or column 'text'), folders of text files, URLs.")
     ],
     out: Annotated[Path, typer.Option(help="Folder of the shard set: new, or of an interrupted run to continue.")],
-    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or train:VOCAB to train one on the input.")],
-    engine: Annotated[Engine, typer.Option(help="auto takes tiktoken where it is proved equal.")] = "auto",
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            help="A tokenizer.json, tiktoken's ranks, a SentencePiece model, or train:VOCAB to train one on the input."
+        ),
+    ],
+    engine: Annotated[Engine, typer.Option(help="auto takes the fastest that is proved equal.")] = "auto",
     eod_token: Annotated[str, typer.Option(help="Special token after each document: its text, auto or none.")] = "auto",
+    bod_token: Annotated[
+        str, typer.Option(help="The same before each document; auto is what the tokenizer's own template has there.")
+    ] = "none",
+    parse_special: Annotated[
+        bool, typer.Option("--parse-special", help="Text that spells a special token gives that token.")
+    ] = False,
+    pattern: Annotated[
+        str | None,
+        typer.Option(help="tiktoken's ranks: how text is split (gpt2, cl100k, o200k, llama3 or a regular expression)."),
+    ] = None,
+    special: Annotated[
+        list[str] | None,
+        typer.Option(help="tiktoken's ranks: a special token as TOKEN=ID (default: the pattern's); may be repeated."),
+    ] = None,
     shard_tokens: Annotated[int, typer.Option(help="Tokens of a shard.")] = 1 << 25,
     max_tokens: Annotated[int | None, typer.Option(help="Stop after this many tokens.")] = None,
     on_error: Annotated[OnError, typer.Option(help="Bad records: stop, or skip into quarantine.jsonl.")] = "stop",
@@ -78,6 +97,10 @@ def prepare(
         tokenizer=tokenizer,
         engine=engine,
         eod_token=eod_token,
+        bod_token=bod_token,
+        parse_special=parse_special,
+        pattern=pattern,
+        special=special or (),
         shard_tokens=shard_tokens,
         max_tokens=max_tokens,
         on_error=on_error,

@@ -14,7 +14,7 @@ from seqmesh.loader.manifest import FileEntry
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.tools.records import BadRecord, Cursor, Document, Reading, Record, numbered_id
 from seqmesh.tools.shard_writer import ShardWriter
-from seqmesh.tools.tokenizer import TokenizerFile
+from seqmesh.tools.tokenizers.file import TokenizerFile
 from seqmesh.tools.units.cut import Unit
 from seqmesh.tools.units.encoder import Encoded
 from seqmesh.tools.units.filters import DUPLICATE, EMPTY, FATES, FILTERED, HASH_BYTES, KEPT, REFUSED
@@ -154,9 +154,13 @@ class Ingest:
 
     def _reserved(self, encoded: Encoded, number: int, id: int) -> ValueError:
         token = self.tokenizer.tokenizer.id_to_token(id)
+        advice = (
+            "it would end or begin twice; take it out of the text, or do without that mark"
+            if self.tokenizer.parse_special
+            else "this tokenizer cannot tell such text from the token; take it out of the text or use another tokenizer"
+        )
         return ValueError(
-            f"the text of document {encoded.doc_ids[number]!r} encodes to the special token {token!r}: this tokenizer "
-            "cannot tell such text from the token; take it out of the text or use another tokenizer"
+            f"the text of document {encoded.doc_ids[number]!r} encodes to the special token {token!r}: {advice}"
         )
 
 

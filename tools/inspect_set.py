@@ -28,7 +28,6 @@ PERCENTILES = (1, 25, 50, 75, 90, 99, 100)
 LONG_ABOVE = (4096, 32768, 131072)
 BAR_WIDTH = 12
 TOP_SOURCES = 20
-TOKENIZER_NAME = "tokenizer.json"
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -105,17 +104,10 @@ def read_document(folder: Path, index: int) -> StoredDocument:
 
 
 def decoded(folder: Path, document: StoredDocument) -> str:
-    """Its text, by the set's own tokenizer.json. Raises where that file is missing or not the one recorded."""
-    from seqmesh.tools.tokenizer import decode, load_recorded  # slow to import, and rarely needed
+    """Its text, by the set's own tokenizer. Raises where that file is missing or not the one recorded."""
+    from seqmesh.tools.tokenizers.file import decode, load_recorded  # slow to import, and rarely needed
 
-    manifest = read_manifest(folder)
-    path = folder / TOKENIZER_NAME
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} has no {TOKENIZER_NAME}: its documents cannot be shown as text")
-    file = load_recorded(path, manifest.eod_id)
-    if file.fingerprint != manifest.tokenizer:
-        raise ValueError(f"{path} is not the tokenizer of this set: its fingerprint is {file.fingerprint}")
-    return decode(file, document.ids)
+    return decode(load_recorded(folder, read_manifest(folder)), document.ids)
 
 
 def open_manifest(folder: Path) -> Manifest:
@@ -225,6 +217,8 @@ def _overview(summary: SetSummary) -> Table:
     table.add_row("shards", f"{len(manifest.shards):,} ({sum(shard.bytes for shard in manifest.shards):,} bytes)")
     table.add_row("vocabulary", f"{manifest.vocab_size:,} ({manifest.token_dtype})")
     table.add_row("tokenizer", Text(manifest.tokenizer))
+    if manifest.bod_id is not None:
+        table.add_row("begin of document", f"id {manifest.bod_id}")
     table.add_row("end of document", "none" if manifest.eod_id is None else f"id {manifest.eod_id}")
     for name in ("documents_in", "empty", "refused", *FILTERED):
         if name in manifest.counts:

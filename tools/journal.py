@@ -57,6 +57,8 @@ class Recipe:
     sample: float | None
     seed: int | None  # of the sample, None without one
     inputs: tuple[InputMark, ...]
+    bod_token: str | None = None
+    parse_special: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

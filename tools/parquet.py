@@ -21,7 +21,7 @@ from seqmesh.tools.inputs import BUFFER_BYTES
 from seqmesh.tools.reading.rows import batch_rows, row_records, wanted_columns
 from seqmesh.tools.records import Reading, Record
 
-READ_ERRORS = (pa.ArrowException, OSError, EOFError)
+READ_ERRORS = (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, OverflowError)  # names may be no UTF-8
 
 
 def row_groups(reading: Reading) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import xxhash
 from rich.console import Console
@@ -30,7 +31,6 @@ from seqmesh.loader.manifest import FileEntry
 from seqmesh.tools import journal
 from seqmesh.tools.claim import TOKENIZER_NAME, claimed
 from seqmesh.tools.documents import read_records
-from seqmesh.tools.engines import ENGINES, Engine, EngineName, choose_engine
 from seqmesh.tools.ingest import Ingest, Tally, sample
 from seqmesh.tools.inputs import InputFile, find_files
 from seqmesh.tools.journal import Header, Mark, Recipe
@@ -41,19 +41,12 @@ from seqmesh.tools.quarantine import OnError, Refusals, refusals
 from seqmesh.tools.records import BadRecord, Columns, Cursor
 from seqmesh.tools.resume import Position, position_of, unfinished
 from seqmesh.tools.shard_writer import DEFAULT_SHARD_TOKENS, ShardWriter
-from seqmesh.tools.tokenizer import (
-    AUTO,
-    END_OF_DOCUMENT,
-    NONE,
-    TRAIN_BYTES,
-    TokenizerFile,
-    load_tokenizer,
-    parse_tokenizer,
-    train_size,
-    train_tokenizer,
-)
+from seqmesh.tools.tokenizers.engine import Engine
+from seqmesh.tools.tokenizers.engines import ENGINES, EngineName, choose_engine
+from seqmesh.tools.tokenizers.file import AUTO, NONE, TokenizerFile, load_tokenizer, parse_tokenizer
+from seqmesh.tools.tokenizers.training import END_OF_DOCUMENT, TRAIN_BYTES, train_size, train_tokenizer
 from seqmesh.tools.units.clock import Clock
-from seqmesh.tools.units.crew import Crew, Encode, automatic_workers, is_private, job_of
+from seqmesh.tools.units.crew import Crew, Encode, Job, automatic_workers, is_private
 from seqmesh.tools.units.cut import records_of, units
 from seqmesh.tools.units.encoder import Encoder
 from seqmesh.tools.units.filters import Filters
@@ -66,14 +59,18 @@ class PrepareOptions:
 
     inputs: tuple[str, ...]  # JSONL or Parquet files, or folders, local or URLs
     out: Path
-    tokenizer: str  # path of a tokenizer.json, or train:VOCABULARY
+    tokenizer: str  # path of a tokenizer.json, a SentencePiece model or tiktoken's ranks, or train:VOCABULARY
     engine: EngineName = "auto"
     eod_token: str = AUTO  # special token appended to each document: its text, `auto` or `none`
+    bod_token: str = NONE  # the same before each document; `auto` is what the tokenizer's own template has there
+    parse_special: bool = False  # text that spells a special token gives that token
+    pattern: str | None = None  # of tiktoken's ranks: gpt2, cl100k, o200k, llama3 or a regular expression
+    special: tuple[str, ...] = ()  # of tiktoken's ranks: special tokens as TOKEN=ID, by default those of the pattern
     shard_tokens: int = DEFAULT_SHARD_TOKENS
     max_tokens: int | None = None  # end with the document that reaches this many
     on_error: OnError = "stop"
     text_column: str = "text"  # field or column that holds the text
-    min_tokens: int | None = None  # shorter documents are left out; with the end mark, as all numbers of tokens
+    min_tokens: int | None = None  # shorter documents are left out; marks count, as in all numbers of tokens
     max_document_tokens: int | None = None  # longer documents are left out
     dedup: bool = False  # of equal texts only the first is kept
     sample: float | None = None  # share of the documents to take
@@ -94,7 +91,8 @@ class PrepareOptions:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers is {self.workers}: must be at least 1")
         _ = self.filters
-        train_size(self.tokenizer)
+        if train_size(self.tokenizer) is not None and (self.pattern is not None or self.special):
+            raise ValueError("pattern and special belong to files of tiktoken's ranks: a tokenizer is to be trained")
 
     @property
     def columns(self) -> Columns:
@@ -179,6 +177,10 @@ def run(
     tokenizer: str,
     engine: EngineName = "auto",
     eod_token: str = AUTO,
+    bod_token: str = NONE,
+    parse_special: bool = False,
+    pattern: str | None = None,
+    special: Sequence[str] = (),
     shard_tokens: int = DEFAULT_SHARD_TOKENS,
     max_tokens: int | None = None,
     on_error: OnError = "stop",
@@ -202,6 +204,10 @@ def run(
         tokenizer=tokenizer,
         engine=engine,
         eod_token=eod_token,
+        bod_token=bod_token,
+        parse_special=parse_special,
+        pattern=pattern,
+        special=tuple(special),
         shard_tokens=shard_tokens,
         max_tokens=max_tokens,
         on_error=on_error,
@@ -226,7 +232,17 @@ def _given_tokenizer(options: PrepareOptions) -> TokenizerFile | None:
     """The tokenizer that the options name, None where one is to be trained."""
     if train_size(options.tokenizer) is not None:
         return None
-    return load_tokenizer(Path(options.tokenizer), eod_token=options.eod_token)
+    path = Path(options.tokenizer)
+    return load_tokenizer(path, pattern=options.pattern, special=options.special, **_marks(options))
+
+
+def _marks(options: PrepareOptions) -> dict[str, Any]:
+    """What the options say about special tokens."""
+    return {
+        "eod_token": options.eod_token,
+        "bod_token": options.bod_token,
+        "parse_special": options.parse_special,
+    }
 
 
 def _begin(
@@ -248,15 +264,18 @@ def _begin(
         where = _where(files, position.next)
         say(f"continuing after {len(position.marks)} shards of {position.tally.tokens:,} tokens, at {where}")
     journal.begin(out, Header(recipe=recipe, fingerprint=tokenizer.fingerprint), position.marks)
-    atomic_write(out / TOKENIZER_NAME, tokenizer.data)
+    atomic_write(out / tokenizer.name, tokenizer.data)
     return tokenizer, position
 
 
 def _recipe(options: PrepareOptions, files: Sequence[InputFile], given: TokenizerFile | None) -> Recipe:
     trained_end = {AUTO: END_OF_DOCUMENT, NONE: None}.get(options.eod_token, options.eod_token)
+    trained_begin = {AUTO: None, NONE: None}.get(options.bod_token, options.bod_token)
     return Recipe(
         tokenizer=xxhash.xxh3_128_hexdigest(given.data) if given else options.tokenizer,
         eod_token=given.eod_token if given else trained_end,
+        bod_token=given.bod_token if given else trained_begin,
+        parse_special=options.parse_special,
         shard_tokens=options.shard_tokens,
         max_tokens=options.max_tokens,
         text_column=options.text_column,
@@ -281,14 +300,14 @@ def _trained(
     saved = options.out / TOKENIZER_NAME
     if header and saved.is_file():
         with suppress(ValueError):  # damaged
-            tokenizer = load_tokenizer(saved, eod_token=options.eod_token)
+            tokenizer = load_tokenizer(saved, **_marks(options))
             if tokenizer.fingerprint == header.fingerprint:
                 return tokenizer
     size = train_size(options.tokenizer)
     assert size is not None
     say(f"training a tokenizer of {size} entries on the first {TRAIN_BYTES >> 20} MiB of text")
     data = train_tokenizer(_training_texts(files, options), size)
-    return parse_tokenizer(data, name="the trained tokenizer", eod_token=options.eod_token)
+    return parse_tokenizer(data, name="the trained tokenizer", **_marks(options))
 
 
 def _training_texts(files: Sequence[InputFile], options: PrepareOptions) -> Iterator[str]:
@@ -311,6 +330,7 @@ def _writer(options: PrepareOptions, tokenizer: TokenizerFile, position: Positio
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer.fingerprint,
         eod_id=tokenizer.eod_id,
+        bod_id=tokenizer.bod_id,
         shard_tokens=options.shard_tokens,
         finished=position.finished,
     )
@@ -326,7 +346,7 @@ def _encoding(
         encoder = Encoder(tokenizer, engine, options.filters)
         yield lambda source: ((unit, encoder.encode(unit)) for unit in source)
         return
-    with Crew(job_of(tokenizer, engine.name, options.filters), workers) as crew:
+    with Crew(Job(tokenizer=tokenizer, engine=engine.name, filters=options.filters), workers) as crew:
         yield crew.encode
 
 

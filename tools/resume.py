@@ -20,7 +20,7 @@ from seqmesh.loader.files import checksum
 from seqmesh.loader.manifest import FileEntry
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.tools import journal
-from seqmesh.tools.claim import LOCK_NAME, QUARANTINE_NAME, TOKENIZER_NAME, clear
+from seqmesh.tools.claim import LOCK_NAME, QUARANTINE_NAME, TOKENIZER_NAMES, clear
 from seqmesh.tools.ingest import Tally
 from seqmesh.tools.journal import Header, Mark, Recipe
 from seqmesh.tools.quarantine import OnError, quarantined
@@ -68,7 +68,7 @@ def position_of(out: Path, marks: Sequence[Mark], say: Callable[[str], None]) ->
         say(f"{out} holds an unfinished set: checking its {len(marks)} shards")
     hashes = remembered(out, [(mark.shard.rows, mark.texts) for mark in marks if mark.texts])
     whole = _whole(out, marks, quarantined(out), len(hashes), say)
-    kept = {mark.shard.file for mark in whole} | {TOKENIZER_NAME, journal.JOURNAL_NAME, LOCK_NAME}
+    kept = {mark.shard.file for mark in whole} | {*TOKENIZER_NAMES, journal.JOURNAL_NAME, LOCK_NAME}
     kept |= {QUARANTINE_NAME, QUARANTINE_NAME + ".tmp"} | ({SEEN_NAME} if whole and hashes else set())
     clear(out, keep=frozenset(kept))
     if not whole:

@@ -70,13 +70,15 @@ class ShardWriter:
         vocab_size: int,
         tokenizer: str,
         eod_id: int | None,
+        bod_id: int | None = None,
         shard_tokens: int = DEFAULT_SHARD_TOKENS,
         finished: Finished | None = None,
     ) -> None:
         if shard_tokens < 1:
             raise ValueError(f"shard_tokens is {shard_tokens}: must be at least 1")
-        if eod_id is not None and not 0 <= eod_id < vocab_size:
-            raise ValueError(f"eod_id is {eod_id}: not in a vocabulary of {vocab_size}")
+        for what, id in (("eod_id", eod_id), ("bod_id", bod_id)):
+            if id is not None and not 0 <= id < vocab_size:
+                raise ValueError(f"{what} is {id}: not in a vocabulary of {vocab_size}")
         finished = finished or Finished()
         if [len(codes) for codes in finished.codes] != [len(lengths) for lengths in finished.lengths]:
             raise ValueError("finished has not as many codes as lengths: each document has a source")
@@ -88,7 +90,7 @@ class ShardWriter:
         self._dtype = token_dtype(vocab_size)
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
-        self._eod_id = eod_id
+        self._eod_id, self._bod_id = eod_id, bod_id
         self._shard_tokens = shard_tokens
         self._sources = {name: index for index, name in enumerate(finished.sources)}
         self._shards = list(finished.shards)
@@ -207,6 +209,7 @@ class ShardWriter:
                 vocab_size=self._vocab_size,
                 tokenizer=self._tokenizer,
                 eod_id=self._eod_id,
+                bod_id=self._bod_id,
                 sources=tuple(self._sources),
                 shards=tuple(self._shards),
                 lengths=lengths,

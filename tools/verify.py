@@ -23,7 +23,7 @@ from rich.text import Text
 
 from seqmesh.loader.files import checksum
 from seqmesh.loader.manifest import LENGTHS_NAME, MANIFEST_NAME, FileEntry, Manifest, read_manifest
-from seqmesh.tools.claim import LOCK_NAME, QUARANTINE_NAME, TOKENIZER_NAME
+from seqmesh.tools.claim import LOCK_NAME, QUARANTINE_NAME, TOKENIZER_NAMES
 from seqmesh.tools.journal import JOURNAL_NAME
 from seqmesh.tools.shard_checks import (
     INDEX_TYPES,
@@ -101,8 +101,9 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     """Contradictions inside the manifest that its own reader lets pass."""
     names = Counter(entry.file for entry in (manifest.lengths, *manifest.shards))
     yield from (f"names {name} {count} times" for name, count in names.items() if count > 1)
-    if manifest.eod_id is not None and not 0 <= manifest.eod_id < manifest.vocab_size:
-        yield f"eod_id is {manifest.eod_id}: not in a vocabulary of {manifest.vocab_size}"
+    for what, id in (("eod_id", manifest.eod_id), ("bod_id", manifest.bod_id)):
+        if id is not None and not 0 <= id < manifest.vocab_size:
+            yield f"{what} is {id}: not in a vocabulary of {manifest.vocab_size}"
     if len(set(manifest.sources)) != len(manifest.sources):
         yield "names a source twice"
     counts = manifest.counts
@@ -159,14 +160,15 @@ def _file_problems(path: Path, entry: FileEntry) -> Iterator[str]:
 def _companion_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
     """Files that a set has beside those in the manifest, and files that nobody knows."""
     known = {entry.file for entry in (manifest.lengths, *manifest.shards)}
-    known |= {MANIFEST_NAME, LENGTHS_NAME, TOKENIZER_NAME, QUARANTINE_NAME}
+    known |= {MANIFEST_NAME, LENGTHS_NAME, *TOKENIZER_NAMES, QUARANTINE_NAME}
     for path in sorted(folder.iterdir()):
         if path.name in (JOURNAL_NAME, LOCK_NAME) or path.name.endswith(".tmp"):
             yield Problem(file=path.name, what="is left of a run of prepare that did not end", warning=True)
         elif path.name not in known:
             yield Problem(file=path.name, what="is not part of the set", warning=True)
-    if (folder / TOKENIZER_NAME).is_file() and (what := _tokenizer_problem(folder / TOKENIZER_NAME, manifest)):
-        yield Problem(file=TOKENIZER_NAME, what=what)
+    name = next((name for name in TOKENIZER_NAMES if (folder / name).is_file()), None)
+    if name and (what := _tokenizer_problem(folder, manifest)):
+        yield Problem(file=name, what=what)
     if (folder / QUARANTINE_NAME).is_file() and "refused" in manifest.counts:
         with (folder / QUARANTINE_NAME).open("rb") as file:
             lines = sum(1 for _ in file)
@@ -175,15 +177,13 @@ def _companion_problems(folder: Path, manifest: Manifest) -> Iterator[Problem]:
             yield Problem(file=QUARANTINE_NAME, what=what)
 
 
-def _tokenizer_problem(path: Path, manifest: Manifest) -> str | None:
-    from seqmesh.tools.tokenizer import load_recorded  # slow to import
+def _tokenizer_problem(folder: Path, manifest: Manifest) -> str | None:
+    from seqmesh.tools.tokenizers.file import load_recorded  # slow to import
 
     try:
-        file = load_recorded(path, manifest.eod_id)
+        file = load_recorded(folder, manifest)
     except ValueError as error:
         return str(error)
-    if file.fingerprint != manifest.tokenizer:
-        return f"is not the tokenizer of this set: its fingerprint is {file.fingerprint}, not {manifest.tokenizer}"
     if file.vocab_size != manifest.vocab_size:
         return f"has a vocabulary of {file.vocab_size}, the manifest says {manifest.vocab_size}"
     return None

@@ -5,6 +5,7 @@ These are real processes, killed by SIGKILL; `tests/tools/test_resume_prepare.py
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -21,7 +22,7 @@ import pytest
 
 from seqmesh.loader.manifest import MANIFEST_NAME, read_manifest
 from seqmesh.loader.shards import ShardSet
-from seqmesh.tools.tokenizer import train_tokenizer
+from seqmesh.tools.tokenizers.training import train_tokenizer
 
 TEXTS = 10_000
 WORDS = "the seven ranks of a long ring hold short documents while every loader waits for one more token 0123 "
@@ -49,25 +50,31 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "a", folder / "b"
 
 
-def command(source: Path, out: Path, tokenizer: Path) -> list[str]:
+# The command with units that are small beside the file, as they are with files worth killing a job for.
+SMALL_UNITS = "from seqmesh.tools import cli; from seqmesh.tools.units import cut; cut.UNIT_BYTES = 200_000; cli.main()"
+
+
+def command(source: Path, out: Path, tokenizer: Path, workers: int) -> list[str]:
     arguments = ["prepare", source, "--out", out, "--tokenizer", tokenizer, "--shard-tokens", 150_000]
-    return [sys.executable, "-m", "seqmesh.tools.cli", *map(str, arguments), "--engine", "tokenizers"]
+    arguments += ["--engine", "tokenizers", "--workers", workers]
+    return [sys.executable, "-c", SMALL_UNITS, *map(str, arguments)]
 
 
 def environment(threads: int) -> dict[str, str]:
     return os.environ | {"RAYON_NUM_THREADS": str(threads), "COLUMNS": "300"}
 
 
-def run(source: Path, out: Path, tokenizer: Path, *, threads: int = 1) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(source, out, tokenizer), env=environment(threads), capture_output=True, text=True, timeout=120
-    )
+def run(
+    source: Path, out: Path, tokenizer: Path, *, threads: int = 1, workers: int = 1
+) -> subprocess.CompletedProcess[str]:
+    arguments = command(source, out, tokenizer, workers)
+    return subprocess.run(arguments, env=environment(threads), capture_output=True, text=True, timeout=120)
 
 
-def run_and_kill(source: Path, out: Path, tokenizer: Path, when: Callable[[], bool]) -> bool:
+def run_and_kill(source: Path, out: Path, tokenizer: Path, when: Callable[[], bool], *, workers: int = 1) -> bool:
     """Start a run and SIGKILL it as soon as `when` says so. Returns whether it was killed before it ended."""
     # Of low priority, so that on a busy machine it does not run on while this process waits to see it.
-    patient = ["nice", "-n", "10", *command(source, out, tokenizer)]
+    patient = ["nice", "-n", "10", *command(source, out, tokenizer, workers)]
     with subprocess.Popen(patient, env=environment(1), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None and not when():
             time.sleep(0.002)
@@ -106,16 +113,28 @@ def assert_only_whole_shards(out: Path, whole: Path) -> None:
         ShardSet(out)
 
 
-def test_killed_at_sixty_percent_it_redoes_one_shard_at_most(
-    source: Path, tokenizers: tuple[Path, Path], whole: Path, tmp_path: Path
+@pytest.mark.parametrize(("packed", "workers", "after"), [(False, 3, 1), (True, 1, 3)])
+def test_killed_at_sixty_percent_of_one_file_it_redoes_one_shard_at_most(
+    source: Path,
+    tokenizers: tuple[Path, Path],
+    whole: Path,
+    tmp_path: Path,
+    packed: bool,
+    workers: int,
+    after: int,
 ) -> None:
+    """Plain or compressed, with any number of workers before and after the kill."""
     out = tmp_path / "set"
+    if packed:
+        source = Path(shutil.copy2(source, tmp_path))
+        source = source.rename(tmp_path / "corpus.jsonl.gz")
+        source.write_bytes(gzip.compress(source.read_bytes(), 1))
     enough = round(len(shards(whole)) * 0.6)
-    assert run_and_kill(source, out, tokenizers[0], lambda: len(shards(out)) >= enough)
+    assert run_and_kill(source, out, tokenizers[0], lambda: len(shards(out)) >= enough, workers=workers)
     before = shards(out)
     assert enough <= len(before) < len(shards(whole))
     assert_only_whole_shards(out, whole)
-    result = run(source, out, tokenizers[0])
+    result = run(source, out, tokenizers[0], workers=after)
     assert result.returncode == 0, result.stderr
     assert f"{source}, line " in result.stdout
     redone = [name for name, file in before.items() if shards(out)[name] != file]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seqmesh.tools.tokenizer import train_tokenizer
+from seqmesh.tools.tokenizers.training import train_tokenizer
 
 
 @pytest.fixture(scope="session")

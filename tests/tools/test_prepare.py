@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -18,7 +21,8 @@ from seqmesh.loader.manifest import MANIFEST_NAME, read_manifest
 from seqmesh.tools import prepare as prepare_module
 from seqmesh.tools.prepare import PrepareOptions, prepare, run
 from seqmesh.tools.prepare_report import PrepareReport, Progress
-from seqmesh.tools.tokenizer import TRAIN_BYTES, load_tokenizer, train_tokenizer
+from seqmesh.tools.tokenizers.file import load_tokenizer
+from seqmesh.tools.tokenizers.training import TRAIN_BYTES, train_tokenizer
 from seqmesh.tools.units import cut as cut_module
 
 
@@ -73,6 +77,43 @@ def test_engines_and_threads_and_places_do_not_change_the_bytes(jsonl: Path, tmp
     first, *others = (contents(tmp_path / f"{engine}{threads}") for threads, engine in runs)
     assert len(first) > 4
     assert all(other == first for other in others)
+
+
+def trouble(folder: Path, texts: list[str]) -> tuple[str, ...]:
+    """Files of every kind with documents of odd sizes, named and not, and bad, empty and blank records between them."""
+    rng = random.Random(4)
+    pieces = ["".join(rng.choices(texts))[: int(rng.lognormvariate(5, 1.5))] for _ in range(300)]
+    lines = [json.dumps({"text": text, "source": f"s{len(text) % 3}"} | ({"id": text[:9]} if len(text) % 2 else {}))
+             for text in pieces]  # fmt: skip
+    for at in range(5, 300, 20):
+        lines[at] = rng.choice(["", "not json", '{"text": ""}', '{"text": 7}'])
+    data = "\n".join(lines).encode()
+    (folder / "files").mkdir()
+    for number, text in enumerate(pieces[:40]):
+        (folder / "files" / f"{number}.txt").write_text(text)
+    (folder / "a.jsonl").write_bytes(data)
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(data))
+    pq.write_table(pa.table({"text": pieces}), folder / "small.parquet", row_group_size=20)
+    pq.write_table(pa.table({"text": pieces}), folder / "large.parquet")
+    return tuple(str(folder / name) for name in ("a.jsonl", "files", "small.parquet", "b.jsonl.gz", "large.parquet"))
+
+
+def test_workers_and_the_size_of_units_do_not_change_the_bytes(
+    tmp_path: Path, texts: list[str], tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = trouble(tmp_path, texts)
+    common: dict[str, Any] = {"inputs": inputs, "tokenizer": str(tokenizer_path), "shard_tokens": 3000}
+    common |= {"on_error": "skip", "dedup": True, "sample": 0.9, "max_document_tokens": 900}
+    made: list[tuple[dict[str, bytes], dict[str, int]]] = []
+    for workers, unit_bytes in ((1, 8 << 20), (1, 500), (2, 2000), (3, 30_000)):
+        monkeypatch.setattr(cut_module, "UNIT_BYTES", unit_bytes)
+        out = tmp_path / f"out{len(made)}"
+        report = prepare(PrepareOptions(**common, out=out, workers=workers))
+        made.append((contents(out), report.source_tokens))
+    counts = report.manifest.counts
+    assert all(counts[name] > 3 for name in ("empty", "refused", "sampled_out", "too_long", "duplicate"))
+    assert len(report.manifest.shards) > 8
+    assert all(other == made[0] for other in made[1:])
 
 
 def test_without_an_end_token_none_is_added(jsonl: Path, tmp_path: Path, tokenizer_path: Path) -> None:

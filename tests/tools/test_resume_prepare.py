@@ -23,7 +23,7 @@ from seqmesh.tools.claim import LOCK_NAME, is_finished
 from seqmesh.tools.journal import JOURNAL_NAME
 from seqmesh.tools.prepare import PrepareOptions, prepare
 from seqmesh.tools.prepare_report import Progress
-from seqmesh.tools.tokenizer import train_tokenizer
+from seqmesh.tools.tokenizers.training import train_tokenizer
 from seqmesh.tools.units import cut as cut_module
 
 SHARD_TOKENS = 1500
@@ -235,6 +235,8 @@ def test_what_differs_is_named_and_nothing_is_mixed(
         ({"tokenizer": str(other)}, r"differently: tokenizer was \w{32}, now \w{32}\. Give"),
         ({"tokenizer": "train:400"}, r"differently: tokenizer was \w{32}, now train:400\."),
         ({"eod_token": "none"}, r"differently: eod_token was <\|endoftext\|>, now None\."),
+        ({"bod_token": "<|endoftext|>"}, r"differently: bod_token was None, now <\|endoftext\|>\."),
+        ({"parse_special": True}, r"differently: parse_special was False, now True\."),
         ({"shard_tokens": 1501}, r"differently: shard_tokens was 1500, now 1501\."),
         ({"max_tokens": 9, "text_column": "t"}, "max_tokens was None, now 9; text_column was text, now t"),
         ({"inputs": (*lines, inputs["rows"][0])}, r"differently: input rows\.parquet is new\."),

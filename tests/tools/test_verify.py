@@ -349,7 +349,7 @@ def test_the_tokenizer_and_the_quarantine_belong_to_the_set(tmp_path: Path, toke
     )
     data = (out / "tokenizer.json").read_bytes()
     for damaged, message in (
-        (data.replace(b"\n", b" ", 1), "is not the tokenizer of this set: its fingerprint is"),
+        (data.replace(b"\n", b" ", 1), "is not the tokenizer of this set: its fingerprint is not"),
         (data[:-9], "is not a tokenizer.json that the tokenizers library reads"),
     ):
         (out / "tokenizer.json").write_bytes(damaged)

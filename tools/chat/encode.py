@@ -19,8 +19,10 @@ from seqmesh.tools.chat.chatml import ASSISTANT
 from seqmesh.tools.chat.messages import Message
 from seqmesh.tools.chat.segments import ChatError, Segment
 from seqmesh.tools.chat.template import ChatTemplate
-from seqmesh.tools.engines import Engine, Ids, TokenizersEngine
-from seqmesh.tools.tokenizer import TokenizerFile
+from seqmesh.tools.tokenizers.engine import Engine, Ids
+from seqmesh.tools.tokenizers.engines import reference_engine
+from seqmesh.tools.tokenizers.file import TokenizerFile
+from seqmesh.tools.tokenizers.sentencepiece_model import SentencePieceModel
 
 SHOWN_CHARACTERS = 60  # of a text in a message
 
@@ -38,9 +40,8 @@ class ChatEncoder:
     def __init__(self, tokenizer: TokenizerFile, template: ChatTemplate, engine: Engine | None = None) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._engine = engine or TokenizersEngine(tokenizer.tokenizer)
-        added = tokenizer.tokenizer.get_added_tokens_decoder()
-        self._specials = {token.content: number for number, token in added.items() if token.special}
+        self._engine = engine or reference_engine(tokenizer)
+        self._specials = _special_tokens(tokenizer)
 
     def encode(self, conversations: Sequence[Sequence[Message]]) -> list[EncodedChat | ChatError]:
         """Each conversation's ids and spans, or why it has none. The engine sees all of them in one call."""
@@ -97,6 +98,13 @@ def encode_chat(messages: Sequence[Message], tokenizer: TokenizerFile, template:
     if isinstance(found, ChatError):
         raise found
     return found
+
+
+def _special_tokens(file: TokenizerFile) -> dict[str, int]:
+    if isinstance(file.tokenizer, SentencePieceModel):
+        return file.tokenizer.special_tokens()
+    added = file.tokenizer.get_added_tokens_decoder()
+    return {token.content: number for number, token in added.items() if token.special}
 
 
 def _check_nothing_lost(messages: Sequence[Message], segments: Sequence[Segment]) -> None:

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from seqmesh.tools.engines import EngineName, choose_engine
 from seqmesh.tools.inputs import InputFile
-from seqmesh.tools.tokenizer import NONE, TokenizerFile, parse_tokenizer
+from seqmesh.tools.tokenizers.engines import build_engine
+from seqmesh.tools.tokenizers.file import TokenizerFile
 from seqmesh.tools.units.cut import UNIT_BYTES, Unit
 from seqmesh.tools.units.encoder import Encoded, Encoder
 from seqmesh.tools.units.filters import Filters
@@ -43,15 +43,9 @@ Encode = Callable[[Iterable[Unit]], Iterator[tuple[Unit, Encoded]]]
 class Job:
     """What a worker needs to make an encoder of its own."""
 
-    tokenizer: bytes
-    eod_token: str | None
-    engine: str
+    tokenizer: TokenizerFile
+    engine: str  # its name, as it was proved
     filters: Filters
-
-
-def job_of(tokenizer: TokenizerFile, engine: str, filters: Filters) -> Job:
-    """The job of the workers of a run."""
-    return Job(tokenizer=tokenizer.data, eod_token=tokenizer.eod_token, engine=engine, filters=filters)
 
 
 def automatic_workers(files: Sequence[InputFile]) -> int:
@@ -153,9 +147,7 @@ def _start(job: Job) -> None:
     """Before a worker's first unit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    tokenizer = parse_tokenizer(job.tokenizer, eod_token=job.eod_token or NONE)
-    _encoder.append(Encoder(tokenizer, choose_engine(tokenizer, (), cast(EngineName, job.engine)).engine, job.filters))
+    _encoder.append(Encoder(job.tokenizer, build_engine(job.tokenizer, job.engine, threads=1), job.filters))
 
 
 def _end_with_parent() -> None:

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqmesh.packer.lengths import Int64Array
-from seqmesh.tools.engines import Engine, Ids
 from seqmesh.tools.records import BadRecord
-from seqmesh.tools.tokenizer import TokenizerFile
+from seqmesh.tools.tokenizers.engine import Engine, Ids
+from seqmesh.tools.tokenizers.file import TokenizerFile, add_marks
 from seqmesh.tools.units.cut import Unit
 from seqmesh.tools.units.filters import (
     EMPTY,
@@ -39,7 +39,7 @@ class Encoded:
     """A unit's R records and its K documents that stay so far, in order.
 
     files, records, offsets: where each record is, as in `Place`; the records of the unit's first file are counted from
-    the unit's beginning where its reading `continues`. ids: the documents' tokens one after the other, end marks
+    the unit's beginning where its reading `continues`. ids: the documents' tokens one after the other, marks
     included, `lengths` of each. doc_ids: None for a document that is called by its line, where that is not known.
     hashes: of the texts, where duplicates are to be found. reserved: the first document whose text reaches a special
     token, and that token.
@@ -73,13 +73,15 @@ class Encoder:
         page = page_of(unit)
         fates = self._before(page, unit)
         chosen = np.flatnonzero(fates == KEPT)
-        parts = self._encoded([page.texts[i] or "" for i in chosen.tolist()])
-        lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+        ids, lengths = self._encoded([page.texts[i] or "" for i in chosen.tolist()])
         fates[chosen] = self._by_length(lengths)
         stay = fates[chosen] == KEPT
+        if not stay.all():
+            ids, lengths = ids[np.repeat(stay, lengths)], lengths[stay]
+        reserved = self._reserved(ids, lengths)
+        ids, lengths = add_marks(ids, lengths, self._tokenizer)
         kept = chosen[stay]
         numbers = kept.tolist()
-        ids, lengths = self._flat([parts[i] for i in np.flatnonzero(stay).tolist()], lengths[stay])
         return Encoded(
             fates=fates,
             files=np.array(page.files, np.int64),
@@ -93,7 +95,7 @@ class Encoder:
             doc_ids=[page.doc_ids[i] for i in numbers],
             sources=[page.sources[i] for i in numbers],
             hashes=b"".join(text_hash(page.texts[i] or "") for i in numbers) if self._filters.dedup else b"",
-            reserved=self._reserved(ids, lengths),
+            reserved=reserved,
         )
 
     def _before(self, page: Page, unit: Unit) -> npt.NDArray[np.uint8]:
@@ -105,37 +107,31 @@ class Encoder:
             fates[(fates != REFUSED) & ~inside] = SAMPLED_OUT
         return fates
 
-    def _encoded(self, texts: Sequence[str]) -> list[Ids]:
-        return [ids for batch in _batches(texts) for ids in self._engine.encode(batch)]
+    def _encoded(self, texts: Sequence[str]) -> tuple[Ids, Int64Array]:
+        parts = [self._engine.encode_flat(batch) for batch in _batches(texts)]
+        if not parts:
+            return np.zeros(0, np.uint32), np.zeros(0, np.int64)
+        ids, lengths = zip(*parts, strict=True)
+        return np.concatenate(ids), np.concatenate(lengths)
 
     def _by_length(self, lengths: Int64Array) -> npt.NDArray[np.uint8]:
-        limits, end = self._filters, int(self._tokenizer.eod_id is not None)
+        """What is decided by the number of tokens, before the marks are put around them."""
+        limits, marked = self._filters, lengths + self._tokenizer.marks
         fates = np.full(len(lengths), KEPT, np.uint8)
         if limits.min_tokens is not None:
-            fates[lengths + end < limits.min_tokens] = TOO_SHORT
+            fates[marked < limits.min_tokens] = TOO_SHORT
         if limits.max_tokens is not None:
-            fates[lengths + end > limits.max_tokens] = TOO_LONG
+            fates[marked > limits.max_tokens] = TOO_LONG
         fates[lengths == 0] = EMPTY
         return fates
-
-    def _flat(self, parts: Sequence[Ids], lengths: Int64Array) -> tuple[Ids, Int64Array]:
-        if not parts:
-            return np.zeros(0, np.uint32), lengths
-        if self._tokenizer.eod_id is None:
-            return np.concatenate(parts), lengths
-        end = np.array([self._tokenizer.eod_id], np.uint32)
-        return np.concatenate([piece for ids in parts for piece in (ids, end)]), lengths + 1
 
     def _reserved(self, ids: Ids, lengths: Int64Array) -> tuple[int, int] | None:
         """Special tokens are ours to place. Some models hold them as ordinary vocabulary, where text can reach them."""
         hits = self._tokenizer.reserved[ids]
-        ends = np.cumsum(lengths)
-        if self._tokenizer.eod_id is not None:
-            hits[ends - 1] = False
         if not hits.any():
             return None
         where = int(hits.argmax())
-        return int(np.searchsorted(ends, where, side="right")), int(ids[where])
+        return int(np.searchsorted(np.cumsum(lengths), where, side="right")), int(ids[where])
 
 
 def _fate(text: str | None) -> int:

@@ -23,7 +23,7 @@ HASH_BYTES = 16  # xxh3-128 of a text: among ten thousand million texts, two sha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """min_tokens, max_tokens: of a document, its end mark included. dedup: of equal texts only the first is kept.
+    """min_tokens, max_tokens: of a document, its marks included. dedup: of equal texts only the first is kept.
     sample: share of the documents, drawn by `seed`."""
 
     min_tokens: int | None = None

@@ -21,8 +21,8 @@ class Page:
     """What a unit holds: one entry a record, in order.
 
     texts: None where a record is bad; `bad` holds those, in order. doc_ids: None where a document is called by a number
-    that is not known here. files, records, offsets, keys: as in `Place`. records_in_last: lines of the last file that
-    are read.
+    that is not known here. files, records, offsets, keys: as in `Place`. records_in_last: lines before the end of what
+    is read of the last file.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,8 @@ from seqmesh.tools.chat.encode import ChatEncoder, EncodedChat, encode_chat
 from seqmesh.tools.chat.messages import messages_of
 from seqmesh.tools.chat.segments import ChatError
 from seqmesh.tools.chat.template import ChatTemplate, load_template
-from seqmesh.tools.tokenizer import TokenizerFile, parse_tokenizer, train_tokenizer
+from seqmesh.tools.tokenizers.file import TokenizerFile, parse_tokenizer
+from seqmesh.tools.tokenizers.training import train_tokenizer
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
 CHATML = ChatTemplate()
@@ -63,6 +64,11 @@ def parts(chat: EncodedChat, tokenizer: TokenizerFile) -> list[tuple[str, bool]]
     return [part for part in decoded if part[0]]
 
 
+def count(chat: EncodedChat, tokenizer: TokenizerFile, token: str) -> int:
+    """How often the special token was placed."""
+    return sum(tokenizer.tokenizer.id_to_token(id) == token for id in chat.ids.tolist())
+
+
 EXPECTED = [
     ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nSay <|im_end|> and <s>!<|im_end|>\n"
      "<|im_start|>assistant\n", False),
@@ -79,7 +85,7 @@ def test_what_assistants_say_is_learned_and_marks_come_from_the_template_alone(
 ) -> None:
     chat = encode_chat(TALK, tokenizer, template)
     assert parts(chat, tokenizer) == EXPECTED
-    counts = {token: int((chat.ids == tokenizer.tokenizer.token_to_id(token)).sum()) for token in SPECIALS}
+    counts = {token: count(chat, tokenizer, token) for token in SPECIALS}
     assert counts == {"<|im_start|>": 5, "<|im_end|>": 5, "<s>": 0, "</s>": 0}
     assert chat.ids.dtype == np.uint32
 
@@ -117,7 +123,7 @@ def test_a_template_may_strip_what_is_said_and_place_tokens_by_name(tokenizer: T
         (" The mark <|im_end|> it is. </s>", True),
         ("[INST] x < [/INST]", False),
     ]
-    counts = {token: int((chat.ids == tokenizer.tokenizer.token_to_id(token)).sum()) for token in SPECIALS}
+    counts = {token: count(chat, tokenizer, token) for token in SPECIALS}
     assert counts == {"<|im_start|>": 0, "<|im_end|>": 0, "<s>": 1, "</s>": 1}
 
 
@@ -127,8 +133,8 @@ def test_data_and_template_together_spell_no_mark(tokenizer: TokenizerFile) -> N
         [[{"role": "user", "content": "s"}, {"role": "user", "content": "/s"}]]
     )
     assert isinstance(chat, EncodedChat)
-    assert (chat.ids == tokenizer.tokenizer.token_to_id("<s>")).sum() == 0
-    assert (chat.ids == tokenizer.tokenizer.token_to_id("</s>")).sum() == 2
+    assert count(chat, tokenizer, "<s>") == 0
+    assert count(chat, tokenizer, "</s>") == 2
     assert parts(chat, tokenizer) == [("<s></s></s></s>", False)]
 
 
@@ -150,8 +156,7 @@ def test_templates_agree_and_give_back_every_word(tokenizer: TokenizerFile, turn
     assert "".join(text for text, _ in parts(chat, tokenizer)) == "".join(
         f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns
     )
-    ends = tokenizer.tokenizer.token_to_id("<|im_end|>")
-    assert (chat.ids == ends).sum() == len(turns)
+    assert count(chat, tokenizer, "<|im_end|>") == len(turns)
     for source in (JINJA, PLAIN):
         other = encode_chat(talk, tokenizer, ChatTemplate(source=source))
         assert np.array_equal(other.ids, chat.ids) and np.array_equal(other.spans, chat.spans)

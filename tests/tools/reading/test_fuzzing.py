@@ -15,11 +15,18 @@ from seqmesh.tools.inputs import find_files
 from seqmesh.tools.records import Columns
 from tests.tools.reading.fuzzing import LINES, check_any, check_lines, check_seed
 
+CORPUS = Path(__file__).with_name("corpus")
+
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
         yield Path(name)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in CORPUS.iterdir()))
+def test_what_was_found_once(name: str) -> None:
+    check_any(find_files([str(CORPUS / name)])[0], Columns())
 
 
 @settings(max_examples=120, deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqmesh.tools import engines
-from seqmesh.tools.engines import HARD_TEXTS, TiktokenEngine, TokenizersEngine, choose_engine, cut_text, tiktoken_twin
-from seqmesh.tools.tokenizer import TokenizerFile, load_tokenizer, parse_tokenizer
+from seqmesh.tools.tokenizers import patterns
+from seqmesh.tools.tokenizers.engines import build_engine, choose_engine, reference_engine
+from seqmesh.tools.tokenizers.file import TokenizerFile, load_tokenizer, parse_tokenizer
+from seqmesh.tools.tokenizers.hard_texts import HARD_TEXTS
+from seqmesh.tools.tokenizers.patterns import GPT2, cut_text
+from seqmesh.tools.tokenizers.tiktoken_engine import TiktokenEngine
+from seqmesh.tools.tokenizers.tiktoken_engine import tiktoken_engine as tiktoken_twin
 
 
 @pytest.fixture(scope="module")
@@ -32,30 +37,28 @@ def with_fields(path: Path, **fields: Any) -> TokenizerFile:
 
 def test_both_engines_give_the_same_ids(file: TokenizerFile, twin: TiktokenEngine, texts: list[str]) -> None:
     sample = [*HARD_TEXTS, *texts]
-    for text, ours, theirs in zip(
-        sample, twin.encode(sample), TokenizersEngine(file.tokenizer).encode(sample), strict=True
-    ):
+    for text, ours, theirs in zip(sample, twin.encode(sample), reference_engine(file).encode(sample), strict=True):
         assert np.array_equal(ours, theirs), text[:80]
 
 
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(max_size=200))
 def test_both_engines_give_the_same_ids_on_any_text(text: str, file: TokenizerFile, twin: TiktokenEngine) -> None:
-    assert np.array_equal(twin.encode([text])[0], TokenizersEngine(file.tokenizer).encode([text])[0])
+    assert np.array_equal(twin.encode([text])[0], reference_engine(file).encode([text])[0])
 
 
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(alphabet=" \n\ta'sB9.é日\u3000", min_size=1, max_size=120), size=st.integers(1, 20))
 def test_cut_text_encodes_as_the_whole(text: str, size: int, file: TokenizerFile) -> None:
-    pieces = cut_text(text, size)
+    pieces = cut_text(text, GPT2.cut, size)
     assert "".join(pieces) == text
-    reference = TokenizersEngine(file.tokenizer)
+    reference = reference_engine(file)
     assert np.array_equal(np.concatenate(reference.encode(pieces)), reference.encode([text])[0])
 
 
 @pytest.mark.parametrize("text", ["x" + " " * 700_000 + "y", "ab" * 300_000, "word and word\n" * 40_000])
 def test_very_long_documents_neither_overflow_nor_differ(text: str, file: TokenizerFile, twin: TiktokenEngine) -> None:
-    assert np.array_equal(twin.encode([text])[0], TokenizersEngine(file.tokenizer).encode([text])[0])
+    assert np.array_equal(twin.encode([text])[0], reference_engine(file).encode([text])[0])
 
 
 def test_auto_takes_the_twin_where_it_is_proved(file: TokenizerFile, texts: list[str]) -> None:
@@ -101,16 +104,46 @@ def test_added_tokens_that_text_may_match_have_no_twin(tokenizer_path: Path) -> 
 def test_a_difference_found_in_the_sample_rules_the_twin_out(
     file: TokenizerFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "GPT2_SPLIT", r"\w+|\W+")
+    monkeypatch.setattr(patterns, "GPT2", dataclasses.replace(GPT2, fast=r"\w+|\W+"))
     assert choose_engine(file, ["x"]).engine.name == "tokenizers"
 
 
 def test_a_difference_found_later_stops_the_job(file: TokenizerFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "GPT2_SPLIT", r"\w+|\W+")
+    monkeypatch.setattr(patterns, "GPT2", dataclasses.replace(GPT2, fast=r"\w+|\W+"))
     with pytest.raises(ValueError, match=r"disagree on the text that begins 'def  f.*engine tokenizers"):
-        tiktoken_twin(file).encode(["def  f(self):\n        return self.text_and_more"])
+        build_engine(file, "tiktoken").encode(["def  f(self):\n        return self.text_and_more"])
 
 
 def test_an_unknown_engine_is_refused(file: TokenizerFile) -> None:
-    with pytest.raises(ValueError, match="must be one of auto, tokenizers, tiktoken"):
+    with pytest.raises(ValueError, match="must be one of auto, quicktok, tiktoken"):
         choose_engine(file, [], "fast")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["tokenizers", "tiktoken"])
+def test_flat_and_single_arrays_agree_whatever_the_threads(
+    file: TokenizerFile, name: str, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"):  # which an engine sets
+        monkeypatch.setenv(variable, "1")
+    expected = reference_engine(file).encode(texts)
+    for threads in (1, 3, None):
+        engine = build_engine(file, name, threads=threads)
+        ids, lengths = engine.encode_flat(texts)
+        assert (ids.dtype, lengths.dtype) == (np.dtype(np.uint32), np.dtype(np.int64))
+        assert ids.tolist() == np.concatenate(expected).tolist()
+        assert lengths.tolist() == list(map(len, expected))
+        assert all(map(np.array_equal, engine.encode(texts), expected))
+        assert engine.encode_flat([])[0].size == 0
+
+
+def test_unfit_threads_and_unknown_names_are_refused(file: TokenizerFile) -> None:
+    with pytest.raises(ValueError, match="threads is 0: must be at least 1"):
+        build_engine(file, "tiktoken", threads=0)
+    with pytest.raises(ValueError, match="the engine sentencepiece cannot run this tokenizer: it is run by tokenizers"):
+        build_engine(file, "sentencepiece")
+
+
+def test_special_tokens_that_are_parsed_are_left_to_the_reference(tokenizer_path: Path) -> None:
+    choice = choose_engine(load_tokenizer(tokenizer_path, parse_special=True), ["text"])
+    assert choice.engine.name == "tokenizers"
+    assert "special tokens are to be parsed" in choice.reason

@@ -11,17 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
-from seqmesh.tools.engines import TokenizersEngine
-from seqmesh.tools.tokenizer import (
-    END_OF_DOCUMENT,
-    TokenizerFile,
-    decode,
-    load_tokenizer,
-    parse_tokenizer,
-    train_size,
-    train_tokenizer,
-)
+from seqmesh.tools.tokenizers.engine import flat, split_flat
+from seqmesh.tools.tokenizers.engines import reference_engine
+from seqmesh.tools.tokenizers.file import TokenizerFile, add_marks, decode, load_tokenizer, parse_tokenizer
+from seqmesh.tools.tokenizers.training import END_OF_DOCUMENT, train_size, train_tokenizer
 
 
 def changed(path: Path, **fields: Any) -> bytes:
@@ -30,7 +27,7 @@ def changed(path: Path, **fields: Any) -> bytes:
 
 
 def encode(file: TokenizerFile, text: str) -> list[int]:
-    ids: list[int] = TokenizersEngine(file.tokenizer).encode([text])[0].tolist()
+    ids: list[int] = reference_engine(file).encode([text])[0].tolist()
     return ids
 
 
@@ -51,7 +48,7 @@ def test_the_literal_end_token_in_text_stays_text(tokenizer_path: Path) -> None:
 def test_training_gives_the_same_bytes_whatever_the_threads(texts: list[str], tmp_path: Path) -> None:
     script = (
         "import sys, json, xxhash\n"
-        "from seqmesh.tools.tokenizer import train_tokenizer\n"
+        "from seqmesh.tools.tokenizers.training import train_tokenizer\n"
         "print(xxhash.xxh3_128_hexdigest(train_tokenizer(json.load(open(sys.argv[1])), 400)))\n"
     )
     (tmp_path / "texts.json").write_text(json.dumps(texts))
@@ -102,8 +99,33 @@ def test_marks_that_a_post_processor_adds_are_left_out(tokenizer_path: Path) -> 
     pair = [*single, {"Sequence": {"id": "B", "type_id": 0}}]
     processor = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
     file = parse_tokenizer(changed(tokenizer_path, post_processor=processor))
+    assert isinstance(file.tokenizer, Tokenizer)
     assert file.tokenizer.encode("text").ids[-1] == 0  # the file does add it
     assert 0 not in encode(file, "text")
+
+
+def test_a_template_that_begins_with_several_tokens_wants_one_named(tokenizer_path: Path) -> None:
+    special = {END_OF_DOCUMENT: {"id": END_OF_DOCUMENT, "ids": [0], "tokens": [END_OF_DOCUMENT]}}
+    mark = {"SpecialToken": {"id": END_OF_DOCUMENT, "type_id": 0}}
+    single = [mark, mark, {"Sequence": {"id": "A", "type_id": 0}}]
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 0}}]
+    processor = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
+    with pytest.raises(ValueError, match="puts 2 tokens before a text"):
+        parse_tokenizer(changed(tokenizer_path, post_processor=processor), bod_token="auto")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    documents=st.lists(st.lists(st.integers(1, 399), max_size=5), max_size=8),
+    begin=st.sampled_from(["none", END_OF_DOCUMENT]),
+    end=st.sampled_from(["none", END_OF_DOCUMENT]),
+)
+def test_marks_go_around_every_document(documents: list[list[int]], begin: str, end: str, tokenizer_path: Path) -> None:
+    file = load_tokenizer(tokenizer_path, bod_token=begin, eod_token=end)
+    ids, lengths = add_marks(*flat([np.array(row, np.uint32) for row in documents]), file)
+    expected = [[0] * (begin != "none") + row + [0] * (end != "none") for row in documents]
+    assert [row.tolist() for row in split_flat(ids, lengths)] == expected
+    assert ids.size == lengths.sum()
 
 
 def test_random_merges_are_refused(tokenizer_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""The engine quicktok: hand-written scanners for a few split patterns, many times as fast as any regular expression.
+
+The library is young: an extra (`pip install 'seqmesh[fast]'`), used only where it is proved equal. Its own way to
+import a tokenizer.json proves it, too, and takes seconds; we write the files that it reads and prove in our way.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import tempfile
+import unicodedata
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from seqmesh.tools.tokenizers.byte_level import composes, merge_ranks
+from seqmesh.tools.tokenizers.engine import Engine, Ids, Lengths, TokenizersEngine, flat, split_flat, usable_threads
+from seqmesh.tools.tokenizers.file import TokenizerFile
+from seqmesh.tools.tokenizers.patterns import CL100K, pattern_of
+
+_NAME = "seqmesh"
+
+
+class QuicktokEngine(Engine):
+    """The library's batch call. Texts that `apart` picks out go to the reference.
+
+    The library numbers tokens without gaps; `table` holds their ids, None where these are the same.
+    """
+
+    name = "quicktok"
+
+    def __init__(
+        self,
+        library: Any,
+        table: Ids | None,
+        apart: Callable[[str], bool],
+        reference: Engine,
+        *,
+        threads: int | None = None,
+    ) -> None:
+        self._library = library
+        self._table = table
+        self._apart = apart
+        self._reference = reference
+        self._threads = usable_threads(threads)
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        ids, offsets = self._library.encode_batch(list(texts), self._threads)
+        ids, lengths = ids if self._table is None else self._table[ids], np.diff(offsets)
+        apart = [i for i, text in enumerate(texts) if self._apart(text)]
+        if not apart:
+            return ids, lengths
+        arrays = split_flat(ids, lengths)
+        for i, array in zip(apart, self._reference.encode([texts[i] for i in apart]), strict=True):
+            arrays[i] = array
+        return flat(arrays)
+
+
+def quicktok_engine(file: TokenizerFile, *, threads: int | None = None) -> QuicktokEngine:
+    """Give a byte-level BPE tokenizer to the library. Raises ValueError, saying why, where that cannot be."""
+    if not isinstance(file.tokenizer, Tokenizer) or file.parse_special:
+        raise ValueError("it is a SentencePiece model" if not file.parse_special else "special tokens are to be parsed")
+    config = json.loads(file.data)
+    pattern = pattern_of(config)
+    if pattern.quick is None:
+        raise ValueError(f"it splits as {pattern.name}, which quicktok does not know")
+    ranks = merge_ranks(config)
+    table = np.sort(np.fromiter(ranks.values(), np.uint32, len(ranks)))
+    dense = {token: number for number, token in enumerate(sorted(ranks, key=ranks.__getitem__))}
+    library = _library(dense, pattern.quick, composes(config))
+    return QuicktokEngine(
+        library,
+        None if table[-1] == len(table) - 1 else table,
+        _unsure_at_end if pattern is CL100K else _holds_doubtful,
+        TokenizersEngine(file.tokenizer),
+        threads=threads,
+    )
+
+
+def _library(ranks: dict[bytes, int], regex: str, composing: bool) -> Any:
+    """The library's tokenizer, without special tokens, since no text may produce one."""
+    try:
+        import quicktok
+        from quicktok import _import_core as core
+    except ImportError as error:
+        raise ValueError("quicktok is not installed (pip install 'seqmesh[fast]')") from error
+    tables = Path(core.__file__).parent / "data"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            scanner = core.KNOWN_PATTERNS[regex]
+            core.write_files(folder, _NAME, ranks, {}, scanner, composing)
+            core.ensure_tables(folder, str(tables), scanner, composing)
+            return quicktok.Tokenizer(_NAME, folder)  # which reads them all
+        except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+            version = getattr(quicktok, "__version__", "unknown")
+            raise ValueError(f"version {version} of quicktok does not take it: {error!r}") from error
+
+
+def _holds_doubtful(text: str) -> bool:
+    """Whether a text has a character on whose kind libraries differ."""
+    if text.isascii():
+        return False
+    return bool(_doubtful()[np.frombuffer(text.encode("utf-32-le"), np.uint32)].any())
+
+
+def _unsure_at_end(text: str) -> bool:
+    """Where blanks other than line ends end a text, CL100K may differ, too, from LLAMA3, which the library has."""
+    return (text[-1:].isspace() and text[-1] not in "\r\n") or _holds_doubtful(text)
+
+
+@functools.cache
+def _doubtful() -> npt.NDArray[np.bool_]:
+    """[code point] true for what Unicode has named only lately, if at all, and for the long s, an s in contractions."""
+    category, codes = unicodedata.category, range(sys.maxunicode + 1)
+    table = np.fromiter((category(chr(code)) == "Cn" for code in codes), np.bool_, len(codes))
+    table[ord("\u017f")] = True
+    return table
