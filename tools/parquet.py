@@ -62,8 +62,10 @@ class _Rows:
         file = pq.ParquetFile(self._stored, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
         columns = wanted_columns(self._reading, file.schema_arrow.names)
         first = 0  # row of the file with which the row group begins
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
+        counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        if min(counts, default=0) < 0 or sum(counts) != file.metadata.num_rows:
+            raise pa.ArrowInvalid(f"its row groups have {sum(counts)} rows, it says {file.metadata.num_rows}")
+        for group, rows in enumerate(counts):
             if first + rows > self._row and first < self._stop:
                 yield from self._group(file, group, first, columns)
             first += rows
@@ -71,6 +73,7 @@ class _Rows:
     def _group(self, file: pq.ParquetFile, group: int, first: int, columns: list[str]) -> Iterator[Record]:
         """The rows of one row group, without those outside the reading."""
         found = file.metadata.row_group(group)
+        end = first + found.num_rows
         rows = batch_rows(found.total_byte_size, found.num_rows)
         batches = file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
         for batch in batches:
@@ -81,6 +84,8 @@ class _Rows:
             if last >= self._stop:
                 return
             first = last
+        if first != end:
+            raise pa.ArrowInvalid(f"row group {group} has {end - first} rows fewer than it says")
 
     def _batch(self, batch: pa.RecordBatch, group: int, rows: int) -> Iterator[Record]:
         size, first = self._reading.file.size, self._row
