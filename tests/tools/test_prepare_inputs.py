@@ -103,7 +103,7 @@ def test_conversations_become_documents_with_targets(
     other = {**options, "chat_template": str(tmp_path / "talk.jinja")}
     with pytest.raises(KeyboardInterrupt):
         prepared(talks, tmp_path / "resumed", chat_tokenizer, progress=interrupt, **options)
-    with pytest.raises(ValueError, match="chat_template was [0-9a-f]{32}, now"):
+    with pytest.raises(ValueError, match=r"chat_template was [0-9a-f]{32}, now"):
         prepared(talks, tmp_path / "resumed", chat_tokenizer, **other)
     prepared(talks, tmp_path / "resumed", chat_tokenizer, **options)
     assert contents(tmp_path / "resumed") == contents(tmp_path / "out")
