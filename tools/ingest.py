@@ -20,7 +20,7 @@ from seqmesh.tools.units.encoder import Encoded
 from seqmesh.tools.units.filters import DUPLICATE, EMPTY, FATES, FILTERED, HASH_BYTES, KEPT, REFUSED
 from seqmesh.tools.units.seen import Seen
 
-SAMPLE_CHARACTERS = 1 << 20  # of text, on which an engine is proved
+SAMPLE_CHARACTERS = 1 << 18  # of text, on which an engine is proved
 
 
 @dataclass(slots=True, kw_only=True)

@@ -111,7 +111,7 @@ def test_conversations_become_documents_with_targets(
     assert rows_of(tmp_path / "two") == spoken
     refused = [json.loads(line) for line in (tmp_path / "two" / "quarantine.jsonl").read_text().splitlines()]
     assert [entry["line"] for entry in refused] == [5, 10]
-    assert "U+FDD0" in refused[1]["reason"] and "\ufdd0" in refused[1]["raw"]
+    assert "U+FDD0" in refused[1]["reason"] and r"\ufdd0" in refused[1]["raw"]
 
 
 def test_standard_input_is_continued_where_the_same_is_given(

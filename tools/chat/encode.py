@@ -60,6 +60,7 @@ class ChatEncoder:
         try:
             segments = self._template.render(messages, self._specials)
             _check_nothing_lost(messages, segments)
+            _check_encodable(segments)
         except ChatError as error:
             return error
         return segments
@@ -122,6 +123,14 @@ def _check_nothing_lost(messages: Sequence[Message], segments: Sequence[Segment]
                 f"{said[:SHOWN_CHARACTERS]!r}: it is not whole in what would be learned"
             )
         done = at + len(said)
+
+
+def _check_encodable(segments: Sequence[Segment]) -> None:
+    for segment in segments:
+        try:
+            segment.text.encode()
+        except UnicodeEncodeError as error:
+            raise ChatError("a message holds a lone surrogate, which is no character") from error
 
 
 def _spans(segments: Sequence[Segment], ids: Sequence[Ids]) -> npt.NDArray[np.int64]:

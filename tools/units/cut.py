@@ -21,7 +21,7 @@ from seqmesh.tools.inputs import BUFFER_BYTES, InputFile, Kind, is_compressed, o
 from seqmesh.tools.parquet import row_groups
 from seqmesh.tools.records import LONGEST_RECORD, PLAIN, START, Columns, Cursor, Reading, Record
 
-UNIT_BYTES = 8 << 20
+UNIT_BYTES = 4 << 20
 UNIT_RECORDS = 4096  # files, and records that travel
 
 

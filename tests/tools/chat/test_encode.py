@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from seqmesh.tools.chat.encode import ChatEncoder, EncodedChat, encode_chat
+from seqmesh.tools.chat.marks import within_marks
 from seqmesh.tools.chat.messages import messages_of
 from seqmesh.tools.chat.segments import ChatError
 from seqmesh.tools.chat.template import ChatTemplate, load_template
-from seqmesh.tools.tokenizers.file import TokenizerFile, parse_tokenizer
+from seqmesh.tools.tokenizers.file import TokenizerFile, add_marks, parse_tokenizer
 from seqmesh.tools.tokenizers.training import train_tokenizer
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
@@ -205,8 +206,10 @@ def test_a_conversation_that_would_not_be_learned_as_it_was_said_is_refused(
 
 
 def test_refused_conversations_leave_their_neighbours_alone(tokenizer: TokenizerFile) -> None:
-    odd = [{"role": "user", "content": "a\ufdd0b"}]
-    first, bad, empty, last = ChatEncoder(tokenizer, ChatTemplate(source=JINJA)).encode([TALK, odd, [], TALK[:3]])
+    odd, half = [{"role": "user", "content": "a\ufdd0b"}], [{"role": "\ud800", "content": "a"}]
+    given = [TALK, odd, [], half, TALK[:3]]
+    first, bad, empty, broken, last = ChatEncoder(tokenizer, ChatTemplate(source=JINJA)).encode(given)
+    assert isinstance(broken, ChatError) and "lone surrogate" in str(broken)
     assert isinstance(first, EncodedChat) and isinstance(last, EncodedChat)
     assert parts(first, tokenizer) == EXPECTED
     assert parts(last, tokenizer)[:2] == EXPECTED[:2]
@@ -279,3 +282,16 @@ def test_contents_in_parts_and_nulls_that_tables_write(tokenizer: TokenizerFile)
     )
     assert talk == ({"role": "user", "content": "ab"}, {"role": "assistant", "content": "", "tool_calls": [1]})
     assert parts(encode_chat(talk, tokenizer, CHATML), tokenizer)[1] == ("<|im_end|>", True)
+
+
+def test_what_template_and_set_both_put_around_a_document_is_there_once(tokenizer: TokenizerFile) -> None:
+    file = parse_tokenizer(tokenizer.data, bod_token="<s>", eod_token="</s>")
+    template = ChatTemplate(source=LLAMA, variables=(("bos_token", "<s>"), ("eos_token", "</s>")))
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for chosen, said in ((template, " b </s>"), (CHATML, "b<|im_end|>")):
+        chat = within_marks(encode_chat(talk, file, chosen), file)
+        ids, lengths = add_marks(chat.ids, np.array([len(chat.ids)], np.int64), file)
+        whole = EncodedChat(ids, chat.spans)
+        assert [part for part in parts(whole, file) if part[1]] == [(said, True)]
+        assert (count(whole, file, "<s>"), count(whole, file, "</s>"), len(ids)) == (1, 1, lengths[0])
+        assert (file.tokenizer.id_to_token(int(ids[0])), file.tokenizer.id_to_token(int(ids[-1]))) == ("<s>", "</s>")
