@@ -30,7 +30,7 @@ from fsspec.compression import compr
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
-from seqmesh.tools.reading.dataset import dataset_files
+from seqmesh.tools.reading.dataset import dataset_files, without_descriptions
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 TABLE_SUFFIXES: dict[str, Kind] = {
@@ -169,7 +169,7 @@ def _files_in(filesystem: Any, folder: str, given: str) -> Iterator[InputFile]:
     names = dataset_files(filesystem, folder, given)
     if names is None:
         found = sorted(path[len(folder) :].lstrip("/") for path in filesystem.find(folder))
-        names = [name for name in found if not _is_hidden(name)]
+        names = without_descriptions([name for name in found if not _is_hidden(name)])
     if not names:
         raise ValueError(f"the folder {given} holds no files to read")
     for name in names:

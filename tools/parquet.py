@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from seqmesh.tools.inputs import BUFFER_BYTES
-from seqmesh.tools.reading.rows import batch_rows, row_records, wanted_columns
+from seqmesh.tools.reading.rows import ColumnError, batch_rows, row_records, wanted_columns
 from seqmesh.tools.records import Reading, Record
 
-READ_ERRORS = (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, OverflowError)  # names may be no UTF-8
+READ_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, OverflowError)  # of damaged files, and of servers
 
 
 def row_groups(reading: Reading) -> list[tuple[int, int]]:
@@ -32,6 +32,8 @@ def row_groups(reading: Reading) -> list[tuple[int, int]]:
             columns = set(wanted_columns(reading, file.schema_arrow.names))
             groups = map(file.metadata.row_group, range(file.num_row_groups))
             return [(group.num_rows, _decoded_bytes(group, columns)) for group in groups]
+    except ColumnError:
+        raise
     except READ_ERRORS as error:
         raise _unreadable(reading, reading.start.record, error) from error
 
@@ -55,6 +57,8 @@ class _Rows:
     def __iter__(self) -> Iterator[Record]:
         try:
             yield from self._records()
+        except ColumnError:
+            raise
         except READ_ERRORS as error:
             raise _unreadable(self._reading, self._row, error) from error
 

@@ -7,8 +7,12 @@ import io
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pyarrow as pa
@@ -125,6 +129,37 @@ def test_files_on_the_web_are_read_with_their_queries_and_from_anywhere(tmp_path
         assert (rest.text, rest.place.reading.file.shown) == ("row 1", given[2])
         with pytest.raises(FileNotFoundError, match="no such input"):
             find_files([f"http://127.0.0.1:{port}/absent.jsonl"])
+
+
+class Whole(SimpleHTTPRequestHandler):
+    """Serves whole files, without a word on their size."""
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        self.wfile.write(Path(self.translate_path(self.path)).read_bytes())
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_server_that_gives_whole_files_only_will_do_for_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl(*({"text": str(number)} for number in range(5000))))
+    pq.write_table(pa.table({"text": ["c"]}), tmp_path / "t.parquet")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Whole, directory=str(tmp_path))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        lines, table = find_files(
+            [f"http://127.0.0.1:{server.server_port}/{name}" for name in ("a.jsonl", "t.parquet")]
+        )
+        found = documents((lines,))
+        rest = list(read_records([lines], start=found[4000].place.cursor))
+        with pytest.raises(ValueError, match=r"cannot read http://.*t\.parquet at row 0"):
+            list(read_records([table]))
+        server.shutdown()
+    assert (len(found), len(rest)) == (5000, 1000)
 
 
 def test_a_pattern_on_s3() -> None:

@@ -150,14 +150,3 @@ def test_arrow_and_jsonl_of_the_same_documents_give_the_same_set(
     prepared(tmp_path / "in.arrow", tmp_path / "a", tokenizer_path)
     prepared(tmp_path / "in.jsonl", tmp_path / "b", tokenizer_path)
     assert read_manifest(tmp_path / "a") == read_manifest(tmp_path / "b")
-
-
-def test_a_line_beyond_the_bound_stops_the_run_or_is_kept_aside(tmp_path: Path, tokenizer_path: Path) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"text": "a"}\n{"text": "' + "b" * 5000 + '"}\n{"text": "c"}\n')
-    with pytest.raises(ValueError, match=r"line 2 \(byte offset 14\): longer than the 1,000 bytes that a record may"):
-        prepared(path, tmp_path / "stop", tokenizer_path, longest_record=1000)
-    prepared(path, tmp_path / "skip", tokenizer_path, longest_record=1000, on_error="skip")
-    assert [row["doc_id"] for row in rows_of(tmp_path / "skip")] == ["in.jsonl:1", "in.jsonl:3"]
-    with pytest.raises(ValueError, match="chat_template is for conversations"):
-        prepared(path, tmp_path / "other", tokenizer_path, chat_template="tokenizer")

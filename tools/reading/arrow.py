@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from seqmesh.loader.files import END_OF_STREAM
 from seqmesh.tools.inputs import InputFile
-from seqmesh.tools.reading.rows import batch_rows, row_records, wanted_columns
+from seqmesh.tools.reading.rows import ColumnError, batch_rows, row_records, wanted_columns
 from seqmesh.tools.records import Reading, Record
 
 FILE_MAGIC = b"ARROW1"
@@ -43,7 +43,9 @@ def read_arrow(reading: Reading) -> Iterator[Record]:
                 row += batch.num_rows
                 if row >= stop:
                     return
-    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, OverflowError) as error:  # names may be no UTF-8
+    except ColumnError:
+        raise
+    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
         raise ValueError(
             f"cannot read {reading.file.shown} at row {row}: cut short, damaged, or no Arrow file: {error}"
         ) from error

@@ -8,6 +8,8 @@ the files.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 STATE_NAME = "state.json"
@@ -32,6 +34,17 @@ def dataset_files(filesystem: Any, folder: str, shown: str) -> list[str] | None:
     if filesystem.exists(f"{folder}/{INFO_NAME}"):
         return _cached(filesystem, folder, shown)
     return None
+
+
+def without_descriptions(names: Sequence[str]) -> list[str]:
+    """File names of a folder without those that describe saved datasets somewhere below it: they are no documents."""
+    holders = {folder for name in names if name.endswith(".arrow") for folder in map(str, PurePosixPath(name).parents)}
+    described = {STATE_NAME, SPLITS_NAME, INFO_NAME}
+    return [
+        name
+        for path, name in ((PurePosixPath(name), name) for name in names)
+        if path.name not in described or str(path.parent) not in holders
+    ]
 
 
 def _listed(state: dict[str, Any], shown: str) -> list[str]:

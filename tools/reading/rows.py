@@ -16,18 +16,22 @@ BATCH_BYTES = 8 << 20  # of decoded rows, estimated from the mean
 BATCH_ROWS = 4096
 
 
+class ColumnError(ValueError):
+    """A file has not the columns that are wanted of it."""
+
+
 def wanted_columns(reading: Reading, names: Sequence[str]) -> list[str]:
-    """Those of the columns `names` that are read. Raises ValueError where one that must be there is not."""
+    """Those of the columns `names` that are read. Raises ColumnError where one that must be there is not."""
     columns = reading.columns
     options = {columns.chat: "chat_column", columns.text: "text_column", columns.id: "id_column"}
     for name in columns.needed:
         if name not in names:
-            raise ValueError(
+            raise ColumnError(
                 f"{reading.file.shown} has no column {name!r} (its columns: {', '.join(names[:20])}): name the right "
                 f"one with {options.get(name, 'source_column')}"
             )
     if doubled := [name for name in columns.all if list(names).count(name) > 1]:
-        raise ValueError(f"{reading.file.shown} has two columns {doubled[0]!r}: which of them is meant?")
+        raise ColumnError(f"{reading.file.shown} has two columns {doubled[0]!r}: which of them is meant?")
     return [name for name in columns.all if name in names]
 
 

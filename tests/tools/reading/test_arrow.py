@@ -160,6 +160,11 @@ def test_a_dataset_of_several_splits_is_refused_with_their_names(tmp_path: Path)
     ):
         records(tmp_path / "notes")
     assert len(records(tmp_path / "notes" / "test")) == 1
+    (tmp_path / "notes" / "other").mkdir()
+    (tmp_path / "notes" / "other" / "state.json").write_text("a text")
+    named = [name for name, _, _ in rows(records(tmp_path))]
+    splits = [f"notes/{split}/data-00000-of-00001.arrow:0" for split in ("test", "train")]
+    assert named == ["notes/other/state.json", *splits]
 
 
 def test_folders_of_other_arrow_files_and_descriptions_that_are_none(tmp_path: Path) -> None:
