@@ -27,6 +27,7 @@ from typing import Self
 
 from fsspec.implementations.memory import MemoryFileSystem
 
+from seqmesh.tools.chat.template import ChatTemplate
 from seqmesh.tools.inputs import InputFile
 from seqmesh.tools.tokenizers.engines import build_engine
 from seqmesh.tools.tokenizers.file import TokenizerFile
@@ -46,6 +47,7 @@ class Job:
     tokenizer: TokenizerFile
     engine: str  # its name, as it was proved
     filters: Filters
+    template: ChatTemplate | None = None
 
 
 def automatic_workers(files: Sequence[InputFile]) -> int:
@@ -147,7 +149,8 @@ def _start(job: Job) -> None:
     """Before a worker's first unit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _encoder.append(Encoder(job.tokenizer, build_engine(job.tokenizer, job.engine, threads=1), job.filters))
+    engine = build_engine(job.tokenizer, job.engine, threads=1)
+    _encoder.append(Encoder(job.tokenizer, engine, job.filters, job.template))
 
 
 def _end_with_parent() -> None:
