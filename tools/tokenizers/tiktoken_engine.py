@@ -25,7 +25,7 @@ LONGEST_CHARACTERS = 1 << 19
 
 
 class TiktokenEngine(Engine):
-    """The twin. The reference gets what the twin cannot do: parts of a text with a token of `matched`, overlong runs."""
+    """The twin. The reference gets what it cannot do: parts of a text with a token of `matched`, overlong runs."""
 
     name = "tiktoken"
 
