@@ -42,9 +42,7 @@ def matched_tokens(config: dict[str, Any]) -> tuple[str, ...]:
         flags = any(token.get(flag) for flag in ("single_word", "lstrip", "rstrip"))
         blank = any(character.isspace() for character in token["content"])
         if flags or blank or (token.get("normalized") and composes(config)):
-            raise ValueError(
-                f"it has added tokens that are matched in text in a way of their own: {token['content']!r}"
-            )
+            raise ValueError(f"it has added tokens matched in text by rules of their own: {token['content']!r}")
     return tuple(token["content"] for token in tokens)
 
 

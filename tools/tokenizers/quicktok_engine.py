@@ -61,11 +61,12 @@ class QuicktokEngine(Engine):
         parts = (cut_text(text, self._cut, PART_CHARACTERS) for text in texts)
         return [self._encode(some, self._reference.encode)[0] for some in parts]
 
+    def _is_doubtful(self, text: str) -> bool:
+        return self._unsure(text) or any(token in text for token in self._matched)
+
     def _encode(self, texts: Sequence[str], other: Callable[[Sequence[str]], list[Ids]]) -> tuple[Ids, Lengths]:
         """By the library what it is sure to encode alike, by `other` the rest."""
-        doubtful = [
-            i for i, text in enumerate(texts) if self._unsure(text) or any(token in text for token in self._matched)
-        ]
+        doubtful = [i for i, text in enumerate(texts) if self._is_doubtful(text)]
         texts = list(texts)
         rest = [texts[i] for i in doubtful]
         for i in doubtful:
