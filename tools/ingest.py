@@ -155,7 +155,14 @@ class Ingest:
         begin, end = (int(encoded.lengths[:number].sum()) for number in (first, stop))
         names = [name or "" for name in encoded.doc_ids[first:stop]]
         lengths, sources = encoded.lengths[first:stop], encoded.sources[first:stop]
-        self.writer.add(encoded.ids[begin:end], lengths=lengths, doc_ids=names, sources=sources)
+        self.writer.add(
+            encoded.ids[begin:end],
+            lengths=lengths,
+            doc_ids=names,
+            sources=sources,
+            targets=encoded.targets[first:stop],
+            metadata=encoded.metadata[first:stop],
+        )
         self.tally.keep(lengths, encoded.sizes[first:stop], sources)
         self._hashes.append(encoded.hashes[first * HASH_BYTES : stop * HASH_BYTES])
 
@@ -218,6 +225,8 @@ def _without(encoded: Encoded, duplicate: npt.NDArray[np.bool_]) -> Encoded:
         sizes=encoded.sizes[stay],
         doc_ids=[encoded.doc_ids[i] for i in stay.tolist()],
         sources=[encoded.sources[i] for i in stay.tolist()],
+        metadata=[encoded.metadata[i] for i in stay.tolist()],
+        targets=[encoded.targets[i] for i in stay.tolist()],
         hashes=b"".join(hashes[i * HASH_BYTES : (i + 1) * HASH_BYTES] for i in stay.tolist()),
         reserved=reserved and (reserved[0] - int(duplicate[: reserved[0]].sum()), reserved[1]),
     )

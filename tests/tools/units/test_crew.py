@@ -48,7 +48,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Unit]:
     long = "a long beginning " * 20_000
     rest = (f'{{"text": "document {number} of a file"}}\n' for number in range(500))
     (tmp_path / "in.jsonl").write_text(f'{{"text": "{long}"}}\n{"".join(rest)}')
-    found = list(units(find_files([str(tmp_path / "in.jsonl")]), text_column="text"))
+    found = list(units(find_files([str(tmp_path / "in.jsonl")])))
     return [found[0], *found[-20:]]
 
 
