@@ -49,7 +49,7 @@ from seqmesh.tools.tokenizers.engines import ENGINES, EngineName, choose_engine
 from seqmesh.tools.tokenizers.file import AUTO, NONE, TokenizerFile, load_tokenizer, parse_tokenizer
 from seqmesh.tools.tokenizers.training import END_OF_DOCUMENT, TRAIN_BYTES, train_size, train_tokenizer
 from seqmesh.tools.units.clock import Clock
-from seqmesh.tools.units.crew import Crew, Encode, Job, automatic_workers, is_private
+from seqmesh.tools.units.crew import Crew, Encode, Job, workers_for
 from seqmesh.tools.units.cut import records_of, units
 from seqmesh.tools.units.encoder import Encoder
 from seqmesh.tools.units.filters import Filters
@@ -166,7 +166,7 @@ def _prepare(
     say: Callable[[str], None],
     progress: Callable[[Progress], None],
 ) -> PrepareReport:
-    out, template = options.out, options.template
+    out = options.out
     given = _given_tokenizer(options)
     with claimed(out, fingerprint=given.fingerprint if given else None):
         tokenizer, position = _begin(options, files, given, say)
@@ -175,11 +175,11 @@ def _prepare(
         first = next(source, None)
         choice = choose_engine(tokenizer, sample(records_of(first)) if first else (), options.engine)
         say(f"engine: {choice.engine.name} ({choice.reason})")
-        writer = _writer(options, tokenizer, position)
+        writer, workers = _writer(options, tokenizer, position), workers_for(files, options.workers)
         tally, resumed_tokens = position.tally, position.tally.tokens
         with (
             refusals(out, options.on_error, start=position.quarantine) as refused,
-            _encoding(options, files, tokenizer, choice.engine, template) as encode,
+            _encoding(options, tokenizer, choice.engine, workers) as encode,
         ):
             ingest = Ingest(
                 tokenizer=tokenizer,
@@ -207,6 +207,8 @@ def _prepare(
         source_tokens=dict(tally.source_tokens),
         seconds=time.perf_counter() - started,
         resumed_tokens=resumed_tokens,
+        workers=workers,
+        stages=dict(ingest.stages),
     )
 
 
@@ -394,16 +396,10 @@ def _writer(options: PrepareOptions, tokenizer: TokenizerFile, position: Positio
 
 
 @contextmanager
-def _encoding(
-    options: PrepareOptions,
-    files: Sequence[InputFile],
-    tokenizer: TokenizerFile,
-    engine: Engine,
-    template: ChatTemplate | None,
-) -> Iterator[Encode]:
+def _encoding(options: PrepareOptions, tokenizer: TokenizerFile, engine: Engine, workers: int) -> Iterator[Encode]:
     """What encodes units: this process, or several others until the block ends."""
-    workers = options.workers or automatic_workers(files)
-    if workers == 1 or any(is_private(file) for file in files):
+    template = options.template
+    if workers == 1:
         encoder = Encoder(tokenizer, engine, options.filters, template)
         yield lambda source: ((unit, encoder.encode(unit)) for unit in source)
         return

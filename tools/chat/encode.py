@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seqmesh.packer.lengths import Int64Array
 from seqmesh.tools.chat.chatml import ASSISTANT
 from seqmesh.tools.chat.messages import Message
 from seqmesh.tools.chat.segments import ChatError, Segment
@@ -31,7 +30,7 @@ class EncodedChat(NamedTuple):
     """ids [T]; spans [S, 2], start and end of the token ranges that are learned, ascending, apart from each other."""
 
     ids: Ids
-    spans: Int64Array
+    spans: npt.NDArray[np.int64]
 
 
 class ChatEncoder:

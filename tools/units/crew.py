@@ -36,6 +36,7 @@ from seqmesh.tools.units.encoder import Encoded, Encoder
 from seqmesh.tools.units.filters import Filters
 
 AHEAD = 2
+MIN_UNITS = 4  # for each worker
 
 Encode = Callable[[Iterable[Unit]], Iterator[tuple[Unit, Encoded]]]
 
@@ -50,14 +51,16 @@ class Job:
     template: ChatTemplate | None = None
 
 
-def automatic_workers(files: Sequence[InputFile]) -> int:
-    """One worker a core, but none for less than two units: starting it would take longer than the work."""
-    return max(1, min(len(os.sched_getaffinity(0)), sum(file.size for file in files) // (2 * UNIT_BYTES)))
+def workers_for(files: Sequence[InputFile], wanted: int | None) -> int:
+    """How many processes are to encode the files, 1 meaning this one.
 
-
-def is_private(file: InputFile) -> bool:
-    """Whether other processes cannot read a file, because it is in this one's memory."""
-    return isinstance(file.filesystem, MemoryFileSystem)
+    None: one a core, but none for less than MIN_UNITS units: starting it would take longer than the work. Files in this
+    process's memory cannot be read by others.
+    """
+    if any(isinstance(file.filesystem, MemoryFileSystem) for file in files):
+        return 1
+    units = sum(file.size for file in files) // UNIT_BYTES
+    return wanted or max(1, min(len(os.sched_getaffinity(0)), units // MIN_UNITS))
 
 
 class Crew(AbstractContextManager["Crew"]):

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from seqmesh.loader.manifest import token_dtype
-from seqmesh.packer.lengths import Int64Array
 from seqmesh.tools.chat.encode import ChatEncoder, EncodedChat
 from seqmesh.tools.chat.marks import within_marks
 from seqmesh.tools.chat.segments import ChatError
@@ -39,6 +38,8 @@ from seqmesh.tools.units.filters import (
 )
 from seqmesh.tools.units.page import Page, page_of
 
+Int64Array = npt.NDArray[np.int64]  # not the packer's: workers do without the compiler that comes with it
+
 BATCH_CHARACTERS = 1 << 21  # a call of the engine, which may take some 400 bytes a token
 
 
@@ -54,21 +55,21 @@ class Encoded:
     """
 
     fates: npt.NDArray[np.uint8]  # [R]
-    files: npt.NDArray[np.int64]  # [R]
-    records: npt.NDArray[np.int64]  # [R]
-    offsets: npt.NDArray[np.int64]  # [R]
+    files: Int64Array  # [R]
+    records: Int64Array  # [R]
+    offsets: Int64Array  # [R]
     records_in_last: int
     bad: tuple[BadRecord, ...]
     ids: npt.NDArray[np.unsignedinteger[Any]]
     lengths: Lengths  # [K]
-    sizes: npt.NDArray[np.int64]  # [K] UTF-8 bytes
+    sizes: Int64Array  # [K] UTF-8 bytes
     doc_ids: list[str | None]  # [K]
     sources: list[str]  # [K]
     hashes: bytes
     reserved: tuple[int, int] | None
-    stages: dict[str, float]  # seconds spent on each
     metadata: list[str | None]  # [K]
     targets: list[Int64Array | None]  # [K] spans, [S, 2]
+    stages: dict[str, float]  # seconds spent on each
 
 
 class Encoder:
@@ -81,7 +82,6 @@ class Encoder:
         self._engine = engine
         self._filters = filters
         self._chats = ChatEncoder(tokenizer, template, engine) if template else None
-
         self._special = np.flatnonzero(tokenizer.reserved).astype(np.uint32)
 
     def encode(self, unit: Unit) -> Encoded:
@@ -113,9 +113,9 @@ class Encoder:
             sources=[page.sources[i] for i in numbers],
             hashes=b"".join(text_hash(_told_apart(page, i)) for i in numbers) if self._filters.dedup else b"",
             reserved=reserved,
-            stages={"reading": read - started, "encoding": time.perf_counter() - read},
             metadata=[page.metadata[i] for i in numbers],
             targets=[spans[i] for i in np.flatnonzero(stay).tolist()],
+            stages={"reading": read - started, "encoding": time.perf_counter() - read},
         )
 
     def _tokens(
