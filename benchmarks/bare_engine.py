@@ -92,7 +92,7 @@ def batches(texts: list[str]) -> list[list[str]]:
 def main(corpus: str, tokenizer: str, name: str, part: str, parts: str) -> None:
     lines = Path(corpus).read_bytes().splitlines()[int(part) :: int(parts)]
     calls = batches([json.loads(line)["text"] for line in lines])
-    engine, end = engine_of(Path(tokenizer), name), load_tokenizer(Path(tokenizer)).eod_id
+    engine, end = engine_of(Path(tokenizer), name), load_tokenizer(Path(tokenizer)).eod_id or 0
     engine.encode_flat(calls[0][:100])
     sys.stdout.write("ready\n")
     sys.stdout.flush()
@@ -102,7 +102,7 @@ def main(corpus: str, tokenizer: str, name: str, part: str, parts: str) -> None:
     took = {"begin": begin, "end": time.monotonic(), "cpu": time.process_time() - cpu}
     ids, lengths = np.concatenate([ids for ids, _ in found]), np.concatenate([lengths for _, lengths in found])
     marked = np.insert(ids, np.cumsum(lengths), end).astype(np.uint32)
-    told = {**took, "tokens": len(ids), "checksum": xxhash.xxh3_128_hexdigest(marked)}
+    told = {**took, "tokens": len(ids), "checksum": xxhash.xxh3_128_hexdigest(marked.tobytes())}
     sys.stdout.write(json.dumps(told) + "\n")
 
 

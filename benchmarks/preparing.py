@@ -24,10 +24,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from seqmesh.benchmarks import peers_preparing
 from seqmesh.benchmarks.bare_engine import Bare, encode_bare
 from seqmesh.benchmarks.children import CLI, Spent, spend
+from seqmesh.benchmarks.harness import installed_version
 from seqmesh.benchmarks.peers_preparing import DATATROVE, Job
 from seqmesh.benchmarks.peers_reading import ENVIRONMENTS, PACKAGE
 from seqmesh.benchmarks.shards import mapped_ids
-from seqmesh.benchmarks.harness import installed_version
 from seqmesh.loader.files import atomic_write
 from seqmesh.tools.corpus import build_corpus
 from seqmesh.tools.tokenizers.patterns import LLAMA3, steps_of
@@ -144,7 +144,7 @@ def prepare_bare(ground: Ground, corpus: Path, engine: str, workers: int) -> Bar
 def _made(spent: Spent, parts: list[Ids]) -> Made:
     digest = xxhash.xxh3_128()
     for ids in parts:
-        digest.update(ids.astype(np.uint32))
+        digest.update(ids.astype(np.uint32).tobytes())
     return Made(spent=spent, tokens=sum(map(len, parts)), checksum=digest.hexdigest())
 
 
@@ -158,5 +158,6 @@ def _datasets_ids(out: Path) -> list[Ids]:
     found = []
     for path in sorted(out.glob(ARROW)):
         with pa.ipc.open_stream(pa.memory_map(str(path))) as reader:
-            found += [batch.column("input_ids").flatten().to_numpy() for batch in reader]
+            columns: Any = [batch.column("input_ids") for batch in reader]
+            found += [column.flatten().to_numpy() for column in columns]
     return found
