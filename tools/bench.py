@@ -23,6 +23,7 @@ MODULES = {
     "loader": "seqmesh.benchmarks.loader",
     "sources": "seqmesh.benchmarks.sources",
     "ledger": "seqmesh.benchmarks.ledger",
+    "prepare": "seqmesh.benchmarks.prepare",
     "loss": "seqmesh.benchmarks.loss",
     "train": "seqmesh.benchmarks.train",
     "attention": "seqmesh.benchmarks.attention",
