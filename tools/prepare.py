@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import xxhash
 from rich.console import Console
@@ -50,6 +50,8 @@ from seqmesh.tools.units.encoder import Encoder
 from seqmesh.tools.units.filters import Filters
 from seqmesh.tools.units.seen import Seen, remember
 
+Where = Literal["local", "ray"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
@@ -74,6 +76,8 @@ class PrepareOptions:
     sample: float | None = None  # share of the documents to take
     seed: int = 0  # of the sample
     workers: int | None = 1  # processes that encode; 1: this one; None: one a core, as far as the input goes round
+    on: Where = "local"  # whose processes encode: of this machine, or of a Ray cluster
+    ray_address: str = "auto"
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -88,6 +92,8 @@ class PrepareOptions:
             raise ValueError(f"max_tokens is {self.max_tokens}: must be at least 1")
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers is {self.workers}: must be at least 1")
+        if self.on not in get_args(Where):
+            raise ValueError(f"on is {self.on!r}: must be local or ray")
         _ = self.filters
         if train_size(self.tokenizer) is not None and (self.pattern is not None or self.special):
             raise ValueError("pattern and special belong to files of tiktoken's ranks: a tokenizer is to be trained")
@@ -185,6 +191,8 @@ def run(
     sample: float | None = None,
     seed: int = 0,
     workers: int | None = 1,
+    on: Where = "local",
+    ray_address: str = "auto",
     console: Console | None = None,
 ) -> PrepareReport:
     """The whole command: prepare with progress on the console, then a table of what came out."""
@@ -208,6 +216,8 @@ def run(
         sample=sample,
         seed=seed,
         workers=workers,
+        on=on,
+        ray_address=ray_address,
     )
     console = console or Console()
     with progress_display(console) as progress:
@@ -331,12 +341,19 @@ def _encoding(
     options: PrepareOptions, files: Sequence[InputFile], tokenizer: TokenizerFile, engine: Engine
 ) -> Iterator[Encode]:
     """What encodes units: this process, or several others until the block ends."""
+    job = Job(tokenizer=tokenizer, engine=engine.name, filters=options.filters)
+    if options.on == "ray":
+        from seqmesh.tools.units.ray_crew import ray_crew
+
+        with ray_crew(job, files, workers=options.workers, address=options.ray_address) as cluster:
+            yield cluster.encode
+        return
     workers = options.workers or automatic_workers(files)
     if workers == 1 or any(is_private(file) for file in files):
         encoder = Encoder(tokenizer, engine, options.filters)
         yield lambda source: ((unit, encoder.encode(unit)) for unit in source)
         return
-    with Crew(Job(tokenizer=tokenizer, engine=engine.name, filters=options.filters), workers) as crew:
+    with Crew(job, workers) as crew:
         yield crew.encode
 
 

@@ -48,9 +48,11 @@ class Job:
     filters: Filters
 
 
-def automatic_workers(files: Sequence[InputFile]) -> int:
-    """One worker a core, but none for less than two units: starting it would take longer than the work."""
-    return max(1, min(len(os.sched_getaffinity(0)), sum(file.size for file in files) // (2 * UNIT_BYTES)))
+def automatic_workers(files: Sequence[InputFile], cores: int | None = None) -> int:
+    """One worker a core (by default: of this machine), but none for less than two units: starting it would take longer
+    than the work."""
+    cores = cores or len(os.sched_getaffinity(0))
+    return max(1, min(cores, sum(file.size for file in files) // (2 * UNIT_BYTES)))
 
 
 def is_private(file: InputFile) -> bool:
