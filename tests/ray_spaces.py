@@ -28,7 +28,7 @@ def short_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def told_by(module: str, folder: Path, *arguments: str) -> dict[str, Any]:
+def told_by(module: str, folder: Path, *arguments: str | bytes) -> dict[str, Any]:
     """What a script says in its last line. folder: its first argument; Ray's sockets are there, so its path is short.
     Skips the test where this machine does not allow it."""
     if importlib.util.find_spec("ray") is None:
