@@ -7,7 +7,10 @@ STAMP := $(VENV)/.ready
 # Two-core machines and tests alike: ranks share the cores, so each keeps to one thread unless told otherwise.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types unit soak bench clean
+# How long `make fuzz` goes on.
+FUZZ_SECONDS ?= 600
+
+.PHONY: setup demo test lint types unit soak fuzz bench clean
 
 setup: $(STAMP)
 
@@ -36,6 +39,9 @@ unit: setup
 
 soak: setup
 	$(BIN)/python -m tests.soak
+
+fuzz: setup
+	$(BIN)/python -W ignore -m tests.fuzz $(FUZZ_SECONDS)
 
 bench: setup
 	$(BIN)/seqmesh bench all --quick

@@ -79,7 +79,7 @@ def said_by(call: Callable[[], object]) -> str:
 def crew_of_one(job: Job, address: str, path: Path) -> dict[str, Any]:
     """What it is asked for ahead, files that its node does not see as they are, a unit that kills whoever has it."""
     files = find_files([str(path)])
-    work = list(units(files, text_column="text"))[:8]
+    work = list(units(files))[:8]
     found: dict[str, Any] = {"ahead": [], "in order": []}
     drawn = 0
 
@@ -111,7 +111,7 @@ def crew_of_one(job: Job, address: str, path: Path) -> dict[str, Any]:
 def no_crews(job: Job, address: str, path: Path) -> dict[str, str]:
     """Of a cluster with other packages, and of one where others have everything."""
     files = find_files([str(path)])
-    work = list(units(files, text_column="text"))[:1]
+    work = list(units(files))[:1]
 
     def encode() -> None:
         with ray_crew.ray_crew(job, files, workers=1, address=address) as crew:

@@ -26,7 +26,13 @@ OnError = Literal["stop", "skip"]
 Overlong = Literal["error", "truncate", "split", "drop"]
 Mode = Literal["free", "waves"]
 
-EXTRAS = {"torch": "train", "safetensors": "train", "matplotlib": "train", "ray": "ray"}  # of packages, the extra
+EXTRAS = {
+    "torch": "train",
+    "safetensors": "train",
+    "matplotlib": "train",
+    "ray": "ray",
+    "jinja2": "chat",
+}  # of packages, the extra
 
 
 def _version(wanted: bool) -> None:
@@ -50,7 +56,10 @@ def options(
 @app.command()
 def prepare(
     inputs: Annotated[
-        list[str], typer.Argument(help="JSONL or Parquet files (field or column 'text'), folders of text files, URLs.")
+        list[str],
+        typer.Argument(
+            help="JSONL, Parquet or Arrow files, saved datasets, folders, patterns, URLs, - (standard input)."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the shard set: new, or of an interrupted run to continue.")],
     tokenizer: Annotated[
@@ -79,6 +88,12 @@ def prepare(
     max_tokens: Annotated[int | None, typer.Option(help="Stop after this many tokens.")] = None,
     on_error: Annotated[OnError, typer.Option(help="Bad records: stop, or skip into quarantine.jsonl.")] = "stop",
     text_column: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
+    id_column: Annotated[str, typer.Option(help="The one with the name of a document.")] = "id",
+    source_column: Annotated[str, typer.Option(help="The one with its source.")] = "source",
+    keep: Annotated[list[str] | None, typer.Option(help="One to carry along as metadata; may be repeated.")] = None,
+    chat_column: Annotated[str | None, typer.Option(help="The one with a conversation, instead of a text.")] = None,
+    chat_template: Annotated[str, typer.Option(help="chatml, tokenizer (its own) or a file in Jinja.")] = "chatml",
+    longest_record: Annotated[int, typer.Option(help="Most bytes of a line or text.")] = 1 << 28,
     min_tokens: Annotated[int | None, typer.Option(help="Leave shorter documents out.")] = None,
     max_document_tokens: Annotated[int | None, typer.Option(help="Leave longer documents out.")] = None,
     dedup: Annotated[bool, typer.Option("--dedup", help="Keep the first of documents with equal texts.")] = False,
@@ -89,6 +104,8 @@ def prepare(
     ray_address: Annotated[
         str, typer.Option(help="--on ray: of the cluster; auto: the one that this machine is in.")
     ] = "auto",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write it as a page to this file.")] = None,
 ) -> None:
     """Turn text into a shard set: tokenised, checked, with a manifest. Interrupted, the same command goes on where it
     stopped."""
@@ -108,6 +125,14 @@ def prepare(
         max_tokens=max_tokens,
         on_error=on_error,
         text_column=text_column,
+        id_column=id_column,
+        source_column=source_column,
+        keep=keep or (),
+        chat_column=chat_column,
+        chat_template=chat_template,
+        longest_record=longest_record,
+        json_file=json_file,
+        html=html,
         min_tokens=min_tokens,
         max_document_tokens=max_document_tokens,
         dedup=dedup,

@@ -1,14 +1,17 @@
-"""Reads documents: JSONL, Parquet and text files in, a stream of records out.
+"""Reads documents: JSONL, Parquet, Arrow and text files in, a stream of records out.
 
-* JSONL: one object a line with the string `text` and, where present, `id` (string or integer) and `source` (string).
-  Lines of white space are skipped. A document without `id` is called `file name:line number`.
-* Parquet: one document a row, from columns of these names; see `seqmesh.tools.parquet`.
+* JSONL: one object a line with the string `text` and, where present, `id` (string or integer) and `source` (string);
+  `Columns` may give them other names, or a conversation in the place of a text. Lines of white space are skipped. A
+  document without `id` is called `file name:line number`.
+* Parquet and Arrow: one document a row, from columns of these names; see `seqmesh.tools.parquet` and
+  `seqmesh.tools.reading.arrow`.
 * any other file, found in a folder, is one document of text whose id is the path inside the folder.
 
 Byte offsets count decompressed bytes. A UTF-8 byte-order mark at the start of a file is dropped. The source of a
 document that names none is the file's name without its endings, or the folder's name.
 
-A record that cannot be used is an item of the stream too (`BadRecord`): the caller decides whether it ends the job.
+A record that cannot be used is an item of the stream too (`BadRecord`): the caller decides whether it ends the job. A
+line or text longer than `longest` bytes is one, of which no more than that is ever held.
 Files that cannot be opened or decompressed always end it, with OSError or ValueError.
 """
 
@@ -18,16 +21,22 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, cast
 
 from seqmesh.tools.inputs import BUFFER_BYTES, InputFile, Kind, is_compressed, opened
 from seqmesh.tools.parquet import read_parquet
+from seqmesh.tools.reading.arrow import read_arrow
 from seqmesh.tools.records import (
+    LONGEST_RECORD,
+    PLAIN,
     START,
     BadTextError,
+    Columns,
     Cursor,
+    Document,
     Place,
     Reading,
     Record,
@@ -35,27 +44,29 @@ from seqmesh.tools.records import (
     document_of,
     kind_of,
     named_document,
+    too_long,
 )
 
-TEXT_COLUMN = "text"
 BOM = b"\xef\xbb\xbf"
 READ_ERRORS = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)  # of files that are cut or damaged
 
 
 def read_records(
-    files: Sequence[InputFile], *, text_column: str = TEXT_COLUMN, start: Cursor = START
+    files: Sequence[InputFile], *, columns: Columns = PLAIN, start: Cursor = START, longest: int = LONGEST_RECORD
 ) -> Iterator[Record]:
     """All records of the files from `start` on, in order, one at a time."""
-    for reading in readings(files, text_column=text_column, start=start):
+    for reading in readings(files, columns=columns, start=start, longest=longest):
         yield from read(reading)
 
 
-def readings(files: Sequence[InputFile], *, text_column: str, start: Cursor) -> Iterator[Reading]:
+def readings(
+    files: Sequence[InputFile], *, columns: Columns = PLAIN, start: Cursor = START, longest: int = LONGEST_RECORD
+) -> Iterator[Reading]:
     """The files from `start` on, each in one piece."""
     base = sum(file.size for file in files[: start.file])
     for number, file in enumerate(files[start.file :], start.file):
         begin = start if number == start.file else Cursor(file=number, record=0, offset=0)
-        yield Reading(file=file, start=begin, base=base, text_column=text_column)
+        yield Reading(file=file, start=begin, base=base, columns=columns, longest=longest)
         base += file.size
 
 
@@ -64,6 +75,7 @@ def read(reading: Reading) -> Iterator[Record]:
     readers: dict[Kind, Callable[[Reading], Iterator[Record]]] = {
         "jsonl": _read_jsonl,
         "parquet": read_parquet,
+        "arrow": read_arrow,
         "text": _read_text,
     }
     return readers[reading.file.kind](reading)
@@ -73,7 +85,7 @@ def stretch(reading: Reading) -> tuple[int, bytes]:
     """Of a stretch that ends before the file: the offset of its first line, and the bytes of all its lines.
 
     A line belongs to the stretch in which it begins, so the last may reach beyond `stop`; where none begins there are
-    no bytes. Memory: the stretch, and its last line.
+    no bytes. Memory: the stretch, and its last line, of which no more than `finished` keeps.
     """
     if reading.data is not None:
         return reading.start.offset, reading.data
@@ -85,7 +97,7 @@ def stretch(reading: Reading) -> tuple[int, bytes]:
                 stream.seek(first - 1)
                 first += len(stream.readline(reading.stop - first + 1)) - 1
             data = stream.read(max(reading.stop - first, 0))
-            return first, data if not data or data.endswith(b"\n") else data + stream.readline()
+            return first, finished(stream, data, reading)[0]
         except OSError as error:
             raise ValueError(f"cannot read {reading.file.shown} after byte {reading.start.offset}: {error}") from error
 
@@ -94,8 +106,9 @@ def skip_to(stream: io.BufferedReader, reading: Reading) -> None:
     """Go to the start of a reading. Compressed data must be read to get there, but nothing in them is parsed."""
     left = reading.start.offset
     if left and not is_compressed(reading.file):
-        stream.seek(left)
-        return
+        with suppress(OSError, ValueError):  # of a web server that gives whole files only
+            stream.seek(left)
+            return
     while left:
         chunk = stream.read(min(left, BUFFER_BYTES))
         if not chunk:
@@ -103,8 +116,25 @@ def skip_to(stream: io.BufferedReader, reading: Reading) -> None:
         left -= len(chunk)
 
 
+def finished(stream: io.BufferedReader, data: bytes, reading: Reading) -> tuple[bytes, int]:
+    """`data` to the end of its last line, and the number of bytes that these are.
+
+    The stream stands at that end then. Of a line that is too long no more is kept than tells so.
+    """
+    if data and not data.endswith(b"\n"):
+        begun = len(data) - data.rfind(b"\n") - 1
+        data += stream.readline(max(reading.longest + 1 - begun, 0))
+    last, size = data, len(data)
+    while last and not last.endswith(b"\n"):
+        last = stream.readline(BUFFER_BYTES)
+        size += len(last)
+    return data, size
+
+
 def line_record(place: Place, line: bytes) -> Record:
     """What a line of JSONL holds."""
+    if len(line) > place.reading.longest:
+        return too_long(place, line)
     try:
         return document_of(place, _json_object(line))
     except BadTextError as error:
@@ -113,33 +143,33 @@ def line_record(place: Place, line: bytes) -> Record:
 
 def _read_jsonl(reading: Reading) -> Iterator[Record]:
     with _lines(reading) as (offset, lines, tell):
-        for number, line in enumerate(lines, reading.start.record):
+        for number, (line, size) in enumerate(lines, reading.start.record):
             content = line if offset else line.removeprefix(BOM)
             if content.strip():
                 yield line_record(reading.place(number, offset, tell()), content)
-            offset += len(line)
+            offset += size
 
 
 @contextmanager
-def _lines(reading: Reading) -> Iterator[tuple[int, Iterable[bytes], Callable[[], int]]]:
-    """The offset of the first line, the lines, and how many stored bytes of the file are read by now."""
+def _lines(reading: Reading) -> Iterator[tuple[int, Iterator[tuple[bytes, int]], Callable[[], int]]]:
+    """The offset of the first line; the lines, each with its size; how many bytes of the file, as stored, are read."""
     if reading.data is None and reading.stop is None:
         with opened(reading.file) as (stream, stored):
             yield reading.start.offset, _streamed(stream, reading), stored.tell
     else:
         offset, data = stretch(reading)
-        yield offset, io.BytesIO(data), lambda: offset + len(data)
+        yield offset, ((line, len(line)) for line in io.BytesIO(data)), lambda: offset + len(data)
 
 
-def _streamed(stream: io.BufferedReader, reading: Reading) -> Iterator[bytes]:
-    """The lines of a stream from the start of the reading on. A file whose compressed data are cut or damaged raises
-    ValueError naming the line."""
+def _streamed(stream: io.BufferedReader, reading: Reading) -> Iterator[tuple[bytes, int]]:
+    """The lines of a stream from the start of the reading on, and their sizes. A file whose compressed data are cut or
+    damaged raises ValueError naming the line."""
     number = reading.start.record
     try:
         skip_to(stream, reading)
-        for line in stream:
+        for line in iter(partial(stream.readline, reading.longest + 1), b""):
             number += 1
-            yield line
+            yield finished(stream, line, reading) if len(line) > reading.longest else (line, len(line))
     except READ_ERRORS as error:
         raise ValueError(f"cannot read {reading.file.shown} after line {number}: {error}") from error
 
@@ -167,11 +197,21 @@ def _json_reason(error: json.JSONDecodeError, *, cut: bool) -> str:
 
 def _read_text(reading: Reading) -> Iterator[Record]:
     place = reading.place(0, 0, reading.file.size)
-    with opened(reading.file) as (stream, _):
-        data = b"".join(_streamed(stream, reading)).removeprefix(BOM)
     try:
-        yield named_document(place, doc_id=reading.file.name, text=data.decode(), source=reading.file.source)
+        with opened(reading.file) as (stream, _):
+            data = stream.read(reading.longest + 1)
+    except READ_ERRORS as error:
+        raise ValueError(f"cannot read {reading.file.shown}: {error}") from error
+    try:
+        yield too_long(place, data) if len(data) > reading.longest else _text(place, data.removeprefix(BOM))
     except UnicodeDecodeError as error:
         yield bad_record(place, f"invalid UTF-8 at byte {error.start}: not a text file", data)
     except BadTextError as error:
         yield bad_record(place, error, data)
+
+
+def _text(place: Place, data: bytes) -> Document:
+    if place.reading.columns.chat is not None:
+        raise BadTextError(f"a file of text has no field {place.reading.columns.chat}")
+    file = place.reading.file
+    return named_document(place, doc_id=file.name, text=data.decode(), source=file.source)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +21,7 @@ from seqmesh.tools.units.encoder import Encoded
 from seqmesh.tools.units.filters import DUPLICATE, EMPTY, FATES, FILTERED, HASH_BYTES, KEPT, REFUSED
 from seqmesh.tools.units.seen import Seen
 
-SAMPLE_CHARACTERS = 1 << 20  # of text, on which an engine is proved
+SAMPLE_CHARACTERS = 1 << 18  # of text, on which an engine is proved
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +89,9 @@ class Ingest:
     seen: Seen | None = None  # None: duplicates stay
     max_tokens: int | None = None
     tally: Tally = field(default_factory=Tally)
+    stages: dict[str, float] = field(
+        default_factory=lambda: defaultdict(float)
+    )  # seconds of processes spent on each, in this run
     _records: int = 0  # of the file in which the last unit ended, before its end
     _hashes: list[bytes] = field(default_factory=list)  # of the shard that is under way
 
@@ -97,6 +101,7 @@ class Ingest:
         Returns True with the document that reaches `max_tokens`; the records after it do not count as read, so that
         the outcome does not depend on the size of units.
         """
+        started = time.perf_counter()
         encoded = self._completed(unit, encoded)
         kept = np.flatnonzero(encoded.fates == KEPT)
         last = self._limit(encoded.lengths)
@@ -114,6 +119,8 @@ class Ingest:
             for record in itertools.islice(bad, int((encoded.fates[first:stop] == REFUSED).sum())):
                 self.refuse(record)
             self._keep(encoded, one, other)
+        for stage, seconds in {**encoded.stages, "writing": time.perf_counter() - started}.items():
+            self.stages[stage] += seconds
         return last is not None
 
     def _completed(self, unit: Unit, encoded: Encoded) -> Encoded:
@@ -148,7 +155,14 @@ class Ingest:
         begin, end = (int(encoded.lengths[:number].sum()) for number in (first, stop))
         names = [name or "" for name in encoded.doc_ids[first:stop]]
         lengths, sources = encoded.lengths[first:stop], encoded.sources[first:stop]
-        self.writer.add(encoded.ids[begin:end], lengths=lengths, doc_ids=names, sources=sources)
+        self.writer.add(
+            encoded.ids[begin:end],
+            lengths=lengths,
+            doc_ids=names,
+            sources=sources,
+            targets=encoded.targets[first:stop],
+            metadata=encoded.metadata[first:stop],
+        )
         self.tally.keep(lengths, encoded.sizes[first:stop], sources)
         self._hashes.append(encoded.hashes[first * HASH_BYTES : stop * HASH_BYTES])
 
@@ -211,6 +225,8 @@ def _without(encoded: Encoded, duplicate: npt.NDArray[np.bool_]) -> Encoded:
         sizes=encoded.sizes[stay],
         doc_ids=[encoded.doc_ids[i] for i in stay.tolist()],
         sources=[encoded.sources[i] for i in stay.tolist()],
+        metadata=[encoded.metadata[i] for i in stay.tolist()],
+        targets=[encoded.targets[i] for i in stay.tolist()],
         hashes=b"".join(hashes[i * HASH_BYTES : (i + 1) * HASH_BYTES] for i in stay.tolist()),
         reserved=reserved and (reserved[0] - int(duplicate[: reserved[0]].sum()), reserved[1]),
     )

@@ -59,6 +59,11 @@ class Recipe:
     inputs: tuple[InputMark, ...]
     bod_token: str | None = None
     parse_special: bool = False
+    id_column: str = "id"
+    source_column: str = "source"
+    keep: tuple[str, ...] = ()
+    chat_column: str | None = None
+    chat_template: str | None = None  # its fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

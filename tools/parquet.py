@@ -1,12 +1,11 @@
 """Reads documents from a Parquet file: one a row, a few rows at a time.
 
-The text is a column of strings (`text`, unless another is named); where present, `id` gives the name of a document and
-`source` its source. Other columns are not read. A null id or source counts as absent: the document is then called
+Only the columns that `Columns` names are read. A null id or source counts as absent: the document is then called
 `file name:row`, rows being counted from 0.
 
-Memory is bounded by a batch of about BATCH_BYTES (or one row, where rows are larger) whatever the size of a row group.
-A null or another type where text belongs is a bad record. A file that is no whole Parquet file, or has no column of
-that name, raises ValueError naming it.
+Memory is bounded by a batch of about `rows.BATCH_BYTES` (or one row, where rows are larger) whatever the size of a row
+group. A null or another type where text belongs is a bad record. A file that is no whole Parquet file, or has not the
+columns, raises ValueError naming it.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from seqmesh.tools.inputs import BUFFER_BYTES
-from seqmesh.tools.records import BadTextError, Reading, Record, bad_record, document_of
+from seqmesh.tools.reading.rows import ColumnError, batch_rows, row_records, wanted_columns
+from seqmesh.tools.records import Reading, Record
 
-BATCH_BYTES = 8 << 20  # of decoded rows, estimated from the row group's mean
-BATCH_ROWS = 4096
-READ_ERRORS = (pa.ArrowException, OSError, EOFError)
+READ_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, OverflowError)  # of damaged files, and of servers
 
 
 def row_groups(reading: Reading) -> list[tuple[int, int]]:
@@ -31,9 +29,11 @@ def row_groups(reading: Reading) -> list[tuple[int, int]]:
     try:
         with reading.file.filesystem.open(reading.file.path, "rb") as stored:
             file = pq.ParquetFile(stored, buffer_size=BUFFER_BYTES)
-            columns = set(_columns(file, reading))
+            columns = set(wanted_columns(reading, file.schema_arrow.names))
             groups = map(file.metadata.row_group, range(file.num_row_groups))
             return [(group.num_rows, _decoded_bytes(group, columns)) for group in groups]
+    except ColumnError:
+        raise
     except READ_ERRORS as error:
         raise _unreadable(reading, reading.start.record, error) from error
 
@@ -57,24 +57,29 @@ class _Rows:
     def __iter__(self) -> Iterator[Record]:
         try:
             yield from self._records()
+        except ColumnError:
+            raise
         except READ_ERRORS as error:
             raise _unreadable(self._reading, self._row, error) from error
 
     def _records(self) -> Iterator[Record]:
         file = pq.ParquetFile(self._stored, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
-        columns = _columns(file, self._reading)
+        columns = wanted_columns(self._reading, file.schema_arrow.names)
         first = 0  # row of the file with which the row group begins
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
+        counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        if min(counts, default=0) < 0 or sum(counts) != file.metadata.num_rows:
+            raise pa.ArrowInvalid(f"its row groups have {sum(counts)} rows, it says {file.metadata.num_rows}")
+        for group, rows in enumerate(counts):
             if first + rows > self._row and first < self._stop:
                 yield from self._group(file, group, first, columns)
             first += rows
 
     def _group(self, file: pq.ParquetFile, group: int, first: int, columns: list[str]) -> Iterator[Record]:
         """The rows of one row group, without those outside the reading."""
-        batches = file.iter_batches(
-            _batch_rows(file.metadata.row_group(group)), row_groups=[group], columns=columns, use_threads=False
-        )
+        found = file.metadata.row_group(group)
+        end = first + found.num_rows
+        rows = batch_rows(found.total_byte_size, found.num_rows)
+        batches = file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
         for batch in batches:
             last = first + batch.num_rows
             if last > self._row:
@@ -83,32 +88,15 @@ class _Rows:
             if last >= self._stop:
                 return
             first = last
+        if first != end:
+            raise pa.ArrowInvalid(f"row group {group} has {end - first} rows fewer than it says")
 
     def _batch(self, batch: pa.RecordBatch, group: int, rows: int) -> Iterator[Record]:
-        values = [_values(batch.column(index)) for index in range(batch.num_columns)]
-        for row in zip(*values, strict=True):
-            position = self._reading.file.size * (self._row + 1) // rows
-            place = self._reading.place(self._row, 0, position, group)
-            fields = dict(zip(batch.schema.names, row, strict=True))
-            for name in ("id", "source"):
-                if name != self._reading.text_column and fields.get(name, "") is None:
-                    del fields[name]
+        size, first = self._reading.file.size, self._row
+        position = [size * (row + 1) // rows for row in range(first, first + batch.num_rows)]
+        for record in row_records(self._reading, batch, first=first, group=group, position=position):
             self._row += 1
-            try:
-                yield document_of(place, fields)
-            except BadTextError as error:
-                yield bad_record(place, error, repr(fields).encode("utf-8", "backslashreplace"))
-
-
-def _columns(file: pq.ParquetFile, reading: Reading) -> list[str]:
-    names = file.schema_arrow.names
-    wanted = reading.text_column
-    if wanted not in names:
-        raise ValueError(
-            f"{reading.file.shown} has no column {wanted!r} (its columns: {', '.join(names[:20])}): name the column of "
-            "texts with text_column"
-        )
-    return [name for name in dict.fromkeys((wanted, "id", "source")) if name in names]
+            yield record
 
 
 def _unreadable(reading: Reading, row: int, error: Exception) -> ValueError:
@@ -119,23 +107,3 @@ def _unreadable(reading: Reading, row: int, error: Exception) -> ValueError:
 def _decoded_bytes(group: pq.RowGroupMetaData, columns: set[str]) -> int:
     chunks = map(group.column, range(group.num_columns))
     return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns)
-
-
-def _batch_rows(group: pq.RowGroupMetaData) -> int:
-    mean = group.total_byte_size // max(group.num_rows, 1)
-    return min(max(BATCH_BYTES // max(mean, 1), 1), BATCH_ROWS)
-
-
-def _values(column: pa.Array[Any]) -> list[Any]:
-    """A column as Python values; a string that is not UTF-8 stays binary data, which is no text."""
-    try:
-        return column.to_pylist()
-    except UnicodeDecodeError:
-        return [_value(scalar) for scalar in column]
-
-
-def _value(scalar: Any) -> Any:
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError:
-        return scalar.as_buffer().to_pybytes()

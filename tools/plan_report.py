@@ -16,6 +16,7 @@ from rich.table import Table
 
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.cost import CostModel
+from seqmesh.tools import pages
 from seqmesh.tools.output import print_whole
 
 LISTED_STEPS = 32
@@ -30,12 +31,6 @@ STATIC_NOTE = (
     "of static: over what ranks would get if every document were on {} ranks, as many as the longest one needs"
 )
 NO_STATIC_NOTE = "of static: nothing would be sent there, since one rank holds the longest document"
-STYLE = (
-    "body{font:15px/1.5 sans-serif;margin:2em;max-width:1500px}table{border-collapse:collapse;margin:1em 0}"
-    "th,td{padding:.2em .8em;text-align:right;border-bottom:1px solid #ddd}svg,img{max-width:100%;height:auto}"
-    ".note{color:#666}"
-)
-
 Fold = Callable[[Sequence[float]], float]
 
 
@@ -219,22 +214,13 @@ def ring_line(found: PlanReport) -> str:
 def page(found: PlanReport, picture: bytes, kind: str) -> bytes:
     """One HTML file that needs nothing else: text, picture (`svg` or `png`), table."""
     titles, *rows = table_rows(found)
-    lines = [
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>seqmesh plan</title><style>{STYLE}</style>',
-        "</head><body><h1>seqmesh plan</h1>",
+    body = [
         *(f"<div>{escape(line)}</div>" for line in heading(found)),
         _figure(picture, kind),
-        "<table>" + _html_row("th", titles),
-        *(_html_row("td", row) for row in rows),
-        "</table>",
+        *pages.table(titles, rows),
         *(f'<div class="note">{escape(note)}</div>' for note in notes(found)),
-        "</body></html>\n",
     ]
-    return "\n".join(lines).encode()
-
-
-def _html_row(tag: str, cells: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    return pages.page("seqmesh plan", body)
 
 
 def _figure(picture: bytes, kind: str) -> str:

@@ -16,6 +16,7 @@ after the last of them, also in the middle of an input file, and ends with the s
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,14 +30,18 @@ from rich.console import Console
 from seqmesh.loader.files import atomic_write
 from seqmesh.loader.manifest import FileEntry
 from seqmesh.tools import journal
+from seqmesh.tools.chat.template import CHATML, ChatTemplate, load_template
 from seqmesh.tools.claim import TOKENIZER_NAME, claimed
-from seqmesh.tools.documents import TEXT_COLUMN, read_records
+from seqmesh.tools.documents import read_records
 from seqmesh.tools.ingest import Ingest, Tally, sample
-from seqmesh.tools.inputs import InputFile, find_files
+from seqmesh.tools.inputs import STDIN, InputFile, find_files
 from seqmesh.tools.journal import Header, Mark, Recipe
-from seqmesh.tools.prepare_report import PrepareReport, Progress, print_report, progress_display
+from seqmesh.tools.output import check_folders
+from seqmesh.tools.prepare_report import PrepareReport, Progress, progress_display
+from seqmesh.tools.prepared.show import print_report
 from seqmesh.tools.quarantine import OnError, Refusals, refusals
-from seqmesh.tools.records import BadRecord, Cursor
+from seqmesh.tools.reading.stdin import spooled
+from seqmesh.tools.records import LONGEST_RECORD, BadRecord, Columns, Cursor
 from seqmesh.tools.resume import Position, position_of, unfinished
 from seqmesh.tools.shard_writer import DEFAULT_SHARD_TOKENS, ShardWriter
 from seqmesh.tools.tokenizers.engine import Engine
@@ -44,7 +49,7 @@ from seqmesh.tools.tokenizers.engines import ENGINES, EngineName, choose_engine
 from seqmesh.tools.tokenizers.file import AUTO, NONE, TokenizerFile, load_tokenizer, parse_tokenizer
 from seqmesh.tools.tokenizers.training import END_OF_DOCUMENT, TRAIN_BYTES, train_size, train_tokenizer
 from seqmesh.tools.units.clock import Clock
-from seqmesh.tools.units.crew import Crew, Encode, Job, automatic_workers, is_private
+from seqmesh.tools.units.crew import Crew, Encode, Job, workers_for
 from seqmesh.tools.units.cut import records_of, units
 from seqmesh.tools.units.encoder import Encoder
 from seqmesh.tools.units.filters import Filters
@@ -69,7 +74,13 @@ class PrepareOptions:
     shard_tokens: int = DEFAULT_SHARD_TOKENS
     max_tokens: int | None = None  # end with the document that reaches this many
     on_error: OnError = "stop"
-    text_column: str = TEXT_COLUMN  # field or column that holds the text
+    text_column: str = "text"  # field or column that holds the text
+    id_column: str = "id"
+    source_column: str = "source"
+    keep: tuple[str, ...] = ()  # fields or columns that go along as metadata
+    chat_column: str | None = None  # field or column that holds a conversation, which is read instead of the text
+    chat_template: str = CHATML  # chatml, tokenizer, or a file in Jinja
+    longest_record: int = LONGEST_RECORD  # bytes of a line or text; longer ones are refused
     min_tokens: int | None = None  # shorter documents are left out; marks count, as in all numbers of tokens
     max_document_tokens: int | None = None  # longer documents are left out
     dedup: bool = False  # of equal texts only the first is kept
@@ -94,9 +105,24 @@ class PrepareOptions:
             raise ValueError(f"workers is {self.workers}: must be at least 1")
         if self.on not in get_args(Where):
             raise ValueError(f"on is {self.on!r}: must be local or ray")
-        _ = self.filters
+        if self.longest_record < 1:
+            raise ValueError(f"longest_record is {self.longest_record}: must be at least 1")
+        if self.chat_column is None and self.chat_template != CHATML:
+            raise ValueError("chat_template is for conversations: name their column with chat_column")
+        _ = self.filters, self.columns
         if train_size(self.tokenizer) is not None and (self.pattern is not None or self.special):
             raise ValueError("pattern and special belong to files of tiktoken's ranks: a tokenizer is to be trained")
+
+    @property
+    def columns(self) -> Columns:
+        return Columns(
+            text=self.text_column, id=self.id_column, source=self.source_column, chat=self.chat_column, keep=self.keep
+        )
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """How conversations are written. Raises FileNotFoundError or ValueError naming the template."""
+        return None if self.chat_column is None else load_template(self.chat_template, Path(self.tokenizer))
 
     @property
     def filters(self) -> Filters:
@@ -125,13 +151,33 @@ def prepare(
     ValueError or OSError with a sentence for the user; the output folder then has no manifest, and the same
     command goes on from its last finished shard.
     """
+    with _stdin(options, say) as stdin:
+        return _prepare(options, find_files(options.inputs, stdin=stdin), say, progress)
+
+
+@contextmanager
+def _stdin(options: PrepareOptions, say: Callable[[str], None]) -> Iterator[InputFile | None]:
+    """Standard input as a file, where it is one of the inputs."""
+    if STDIN not in options.inputs:
+        yield None
+        return
+    say(f"reading standard input to the disk of {options.out.parent}")
+    with spooled(sys.stdin.buffer, options.out.parent) as file:
+        yield file
+
+
+def _prepare(
+    options: PrepareOptions,
+    files: Sequence[InputFile],
+    say: Callable[[str], None],
+    progress: Callable[[Progress], None],
+) -> PrepareReport:
     out = options.out
-    files = find_files(options.inputs)
     given = _given_tokenizer(options)
     with claimed(out, fingerprint=given.fingerprint if given else None):
         tokenizer, position = _begin(options, files, given, say)
         started = time.perf_counter()
-        source = units(files, text_column=options.text_column, start=position.next)
+        source = units(files, columns=options.columns, start=position.next, longest=options.longest_record)
         first = next(source, None)
         choice = choose_engine(tokenizer, sample(records_of(first)) if first else (), options.engine)
         say(f"engine: {choice.engine.name} ({choice.reason})")
@@ -139,7 +185,7 @@ def prepare(
         tally, resumed_tokens = position.tally, position.tally.tokens
         with (
             refusals(out, options.on_error, start=position.quarantine) as refused,
-            _encoding(options, files, tokenizer, choice.engine) as encode,
+            _encoding(options, files, tokenizer, choice.engine) as (encode, workers),
         ):
             ingest = Ingest(
                 tokenizer=tokenizer,
@@ -167,6 +213,8 @@ def prepare(
         source_tokens=dict(tally.source_tokens),
         seconds=time.perf_counter() - started,
         resumed_tokens=resumed_tokens,
+        workers=workers,
+        stages=dict(ingest.stages),
     )
 
 
@@ -184,7 +232,13 @@ def run(
     shard_tokens: int = DEFAULT_SHARD_TOKENS,
     max_tokens: int | None = None,
     on_error: OnError = "stop",
-    text_column: str = TEXT_COLUMN,
+    text_column: str = "text",
+    id_column: str = "id",
+    source_column: str = "source",
+    keep: Sequence[str] = (),
+    chat_column: str | None = None,
+    chat_template: str = CHATML,
+    longest_record: int = LONGEST_RECORD,
     min_tokens: int | None = None,
     max_document_tokens: int | None = None,
     dedup: bool = False,
@@ -193,9 +247,13 @@ def run(
     workers: int | None = 1,
     on: Where = "local",
     ray_address: str = "auto",
+    json_file: Path | None = None,
+    html: Path | None = None,
     console: Console | None = None,
 ) -> PrepareReport:
-    """The whole command: prepare with progress on the console, then a table of what came out."""
+    """The whole command: prepare with progress on the console, then a table of what came out, which is also written to
+    `json_file` and `html` where they are given."""
+    check_folders(json_file, html)
     options = PrepareOptions(
         inputs=tuple(inputs),
         out=out,
@@ -210,6 +268,12 @@ def run(
         max_tokens=max_tokens,
         on_error=on_error,
         text_column=text_column,
+        id_column=id_column,
+        source_column=source_column,
+        keep=tuple(keep),
+        chat_column=chat_column,
+        chat_template=chat_template,
+        longest_record=longest_record,
         min_tokens=min_tokens,
         max_document_tokens=max_document_tokens,
         dedup=dedup,
@@ -224,7 +288,7 @@ def run(
         report = prepare(
             options, say=lambda message: console.print(message, markup=False, highlight=False), progress=progress
         )
-    print_report(console, report)
+    print_report(console, report, out, json_file=json_file, html=html)
     return report
 
 
@@ -279,6 +343,11 @@ def _recipe(options: PrepareOptions, files: Sequence[InputFile], given: Tokenize
         shard_tokens=options.shard_tokens,
         max_tokens=options.max_tokens,
         text_column=options.text_column,
+        id_column=options.id_column,
+        source_column=options.source_column,
+        keep=options.keep,
+        chat_column=options.chat_column,
+        chat_template=template.fingerprint if (template := options.template) else None,
         min_tokens=options.min_tokens,
         max_document_tokens=options.max_document_tokens,
         dedup=options.dedup,
@@ -290,7 +359,7 @@ def _recipe(options: PrepareOptions, files: Sequence[InputFile], given: Tokenize
 
 def _where(files: Sequence[InputFile], cursor: Cursor) -> str:
     file = files[cursor.file]
-    return f"{file.shown}, {'row' if file.kind == 'parquet' else 'line'} {cursor.record + (file.kind != 'parquet')}"
+    return f"{file.shown}, {'row' if file.has_rows else 'line'} {cursor.record + (not file.has_rows)}"
 
 
 def _trained(
@@ -313,7 +382,7 @@ def _trained(
 def _training_texts(files: Sequence[InputFile], options: PrepareOptions) -> Iterator[str]:
     """Texts in input order until TRAIN_BYTES are reached."""
     used = 0
-    for record in read_records(files, text_column=options.text_column):
+    for record in read_records(files, columns=options.columns, longest=options.longest_record):
         if isinstance(record, BadRecord):
             if options.on_error == "stop":
                 raise ValueError(record.sentence())
@@ -339,22 +408,23 @@ def _writer(options: PrepareOptions, tokenizer: TokenizerFile, position: Positio
 @contextmanager
 def _encoding(
     options: PrepareOptions, files: Sequence[InputFile], tokenizer: TokenizerFile, engine: Engine
-) -> Iterator[Encode]:
-    """What encodes units: this process, or several others until the block ends."""
-    job = Job(tokenizer=tokenizer, engine=engine.name, filters=options.filters)
+) -> Iterator[tuple[Encode, int]]:
+    """What encodes units, and how many processes: this one, or several others until the block ends."""
+    template = options.template
+    job = Job(tokenizer=tokenizer, engine=engine.name, filters=options.filters, template=template)
     if options.on == "ray":
         from seqmesh.tools.units.ray_crew import ray_crew
 
         with ray_crew(job, files, workers=options.workers, address=options.ray_address) as cluster:
-            yield cluster.encode
+            yield cluster.encode, cluster.workers
         return
-    workers = options.workers or automatic_workers(files)
-    if workers == 1 or any(is_private(file) for file in files):
-        encoder = Encoder(tokenizer, engine, options.filters)
-        yield lambda source: ((unit, encoder.encode(unit)) for unit in source)
+    workers = workers_for(files, options.workers)
+    if workers == 1:
+        encoder = Encoder(tokenizer, engine, options.filters, template)
+        yield lambda source: ((unit, encoder.encode(unit)) for unit in source), workers
         return
     with Crew(job, workers) as crew:
-        yield crew.encode
+        yield crew.encode, workers
 
 
 def _recorder(

@@ -1,21 +1,19 @@
-"""What `seqmesh prepare` shows: progress while it runs, a table when it is done."""
+"""What a run of `seqmesh prepare` did, and its progress while it runs; how both are shown is in `prepared`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 
 from seqmesh.loader.manifest import Manifest
 
 QUIET_SECONDS = 5.0  # between lines of progress where there is no terminal
-TOP_SOURCES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +32,9 @@ class Progress:
 class PrepareReport:
     """What a run did. `seconds` is the time spent on reading, tokenising and writing, without training.
 
-    `resumed_tokens` is how many of the set's tokens an interrupted run had made, in which time is not known.
+    `resumed_tokens` is how many of the set's tokens an interrupted run had made, in which time is not known. stages:
+    seconds of processes spent on each, which are more than `seconds` where several work. left_out: of each source, the
+    numbers of records that did not go into the set, by what became of them; empty where that is not known.
     """
 
     manifest: Manifest
@@ -44,6 +44,14 @@ class PrepareReport:
     source_tokens: dict[str, int]
     seconds: float
     resumed_tokens: int = 0
+    workers: int = 1
+    stages: Mapping[str, float] = field(default_factory=dict)
+    left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that were made in `seconds`."""
+        return self.manifest.tokens - self.resumed_tokens
 
 
 @contextmanager
@@ -76,31 +84,6 @@ def progress_display(console: Console) -> Iterator[Callable[[Progress], None]]:
         yield show
 
 
-def print_report(console: Console, report: PrepareReport) -> None:
-    """The final table."""
-    counts, manifest = report.manifest.counts, report.manifest
-    table = Table(title="prepared", show_header=False, title_justify="left")
-    table.add_column(justify="left")
-    table.add_column(justify="right", overflow="fold")
-    for name, what in (("documents_in", "read"), ("documents_out", "kept"), ("empty", "empty"), ("refused", "refused")):
-        table.add_row(f"documents {what}", f"{counts[name]:,}")
-    table.add_section()
-    table.add_row("tokens", f"{manifest.tokens:,}")
-    for name in sorted(report.source_tokens, key=lambda name: (-report.source_tokens[name], name))[:TOP_SOURCES]:
-        documents, tokens = report.source_documents[name], report.source_tokens[name]
-        table.add_row(f"  {_plain(name)}", f"{tokens:,} in {documents:,} documents")
-    if len(report.source_tokens) > TOP_SOURCES:
-        table.add_row("  further sources", f"{len(report.source_tokens) - TOP_SOURCES:,}")
-    table.add_section()
-    table.add_row("vocabulary", f"{manifest.vocab_size:,} ({manifest.token_dtype})")
-    table.add_row("shards", f"{len(manifest.shards):,} ({sum(shard.bytes for shard in manifest.shards):,} bytes)")
-    table.add_row("engine", report.engine)
-    if report.resumed_tokens:
-        table.add_row("tokens found finished", f"{report.resumed_tokens:,}")
-    table.add_row("time", f"{report.seconds:.1f} s, {_rate(manifest.tokens - report.resumed_tokens, report.seconds)}")
-    console.print(table)
-
-
 def _line_printer(console: Console) -> Callable[[Progress], None]:
     last = time.perf_counter()
 
@@ -120,8 +103,3 @@ def _line_printer(console: Console) -> Callable[[Progress], None]:
 
 def _rate(tokens: int, seconds: float) -> str:
     return f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
-
-
-def _plain(text: str) -> str:
-    """Names come from the data: brackets in them are no markup."""
-    return text.replace("[", r"\[")

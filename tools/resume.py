@@ -26,6 +26,7 @@ from seqmesh.tools.journal import Header, Mark, Recipe
 from seqmesh.tools.quarantine import OnError, quarantined
 from seqmesh.tools.records import START, Cursor
 from seqmesh.tools.shard_writer import Finished
+from seqmesh.tools.targets import all_labels, supervised_in
 from seqmesh.tools.units.seen import SEEN_NAME, remembered, restart
 
 
@@ -82,11 +83,12 @@ def position_of(out: Path, marks: Sequence[Mark], say: Callable[[str], None]) ->
         marks=tuple(whole),
         finished=Finished(
             shards=tuple(mark.shard for mark in whole),
-            lengths=tuple(lengths for lengths, _ in columns),
-            codes=tuple(codes for _, codes in columns),
+            lengths=tuple(lengths for lengths, _, _ in columns),
+            codes=tuple(codes for _, codes, _ in columns),
+            supervised=tuple(supervised for _, _, supervised in columns),
             sources=sources,
         ),
-        tally=_tally(last, columns, sources),
+        tally=_tally(last, [(lengths, codes) for lengths, codes, _ in columns], sources),
         next=last.next,
         quarantine=last.quarantine,
         hashes=b"".join(hashes[: len(whole)]),
@@ -121,11 +123,14 @@ def _is_whole(path: Path, entry: FileEntry) -> bool:
     return path.is_file() and path.stat().st_size == entry.bytes and checksum(path) == entry.xxh3
 
 
-def _columns(path: Path) -> tuple[Int64Array, npt.NDArray[np.uint16]]:
-    """Lengths and source codes of the documents of a shard of ours, which is one record batch."""
+def _columns(path: Path) -> tuple[Int64Array, npt.NDArray[np.uint16], Int64Array]:
+    """Lengths, source codes and supervised tokens of the documents of a shard of ours, which is one record batch."""
     batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
     ids: Any = batch.column("input_ids")
-    return np.diff(ids.offsets.to_numpy()), batch.column("source").to_numpy().copy()
+    lengths = np.diff(ids.offsets.to_numpy())
+    with_spans = "targets" in batch.schema.names
+    supervised = supervised_in(batch.column("targets"), lengths) if with_spans else all_labels(lengths)
+    return lengths, batch.column("source").to_numpy().copy(), supervised
 
 
 def _tally(last: Mark, columns: Sequence[tuple[Int64Array, npt.NDArray[np.uint16]]], sources: Sequence[str]) -> Tally:

@@ -3,8 +3,8 @@
 The layout is the one `seqmesh.loader.manifest` describes. Every id is checked against the vocabulary before it is
 narrowed to 16 or 32 bits. A shard ends before the document that would take it past the token budget, so the files
 depend on the documents and the budget only, never on how many documents each call brings. A shard has the column
-`targets` where any of its documents has supervised spans. A file appears under its final name when it is whole, and the
-manifest comes last: a folder without a manifest is not a set.
+`targets` where any of its documents has supervised spans, and `metadata` where any has some. A file appears under its
+final name when it is whole, and the manifest comes last: a folder without a manifest is not a set.
 
 A writer holds nothing at the end of a shard but what `Finished` says, so an interrupted set is continued at any shard.
 Not done here: tokenising, dropping empty documents (they are refused), knowing where an interrupted run stopped.
@@ -118,18 +118,23 @@ class ShardWriter:
         doc_ids: Sequence[str],
         sources: Sequence[str],
         targets: Sequence[npt.ArrayLike | None] | None = None,
+        metadata: Sequence[str | None] | None = None,
     ) -> None:
         """Add documents: `ids` holds the tokens of all of them one after the other, `lengths` how many each has.
 
         `doc_ids` and `sources` (names) have one entry per document, and so has `targets`: pairs [S, 2] of start and end
-        of the token ranges that are to be learned, None for the whole document. Raises ValueError, naming the document
-        and the position, for an id outside the vocabulary, for spans that do not ascend or reach beyond the document,
-        and for an empty document; nothing of the call is kept then.
+        of the token ranges that are to be learned, None for the whole document. `metadata` is text that goes along,
+        which nobody reads but people. Raises ValueError, naming the document and the position, for an id outside the
+        vocabulary, for spans that do not ascend or reach beyond the document, and for an empty document; nothing of the
+        call is kept then.
         """
         flat = np.asarray(ids)
         sizes = as_lengths(lengths)
         self._check(flat, sizes, doc_ids, sources)
         spans = self._spans(targets, sizes, doc_ids)
+        notes = [None] * len(sizes) if metadata is None else list(metadata)
+        if len(notes) != len(sizes):
+            raise ValueError(f"{len(sizes)} lengths, {len(notes)} metadata: must be as many")
         codes = self._source_codes(sources)
         starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
         narrow: IdArray = flat.astype(self._dtype)
@@ -143,6 +148,7 @@ class ShardWriter:
             self._doc_ids.extend(doc_ids[first:last])
             self._codes.append(codes[first:last])
             self._targets.extend(spans[first:last])
+            self._metadata.extend(notes[first:last])
             self._pending_tokens += int(starts[last] - starts[first])
             self._documents += last - first
 
@@ -175,6 +181,8 @@ class ShardWriter:
             self._supervised.append(supervised_in(column, sizes))
         else:
             self._supervised.append(all_labels(sizes))
+        if any(note is not None for note in self._metadata):
+            batch = batch.append_column("metadata", pa.array(self._metadata, pa.large_string()))
         self._shards.append(_write(self._folder / shard_name(len(self._shards)), batch, int(sizes.sum())))
         self._lengths.append(sizes)
         self._every_code.append(codes)
@@ -217,6 +225,7 @@ class ShardWriter:
         self._doc_ids: list[str] = []
         self._codes: list[npt.NDArray[np.uint16]] = []
         self._targets: list[Int32Array | None] = []
+        self._metadata: list[str | None] = []
 
     def _check(self, flat: IdArray, sizes: Int64Array, doc_ids: Sequence[str], sources: Sequence[str]) -> None:
         if flat.ndim != 1 or (flat.size and flat.dtype.kind not in "iu"):

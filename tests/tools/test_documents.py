@@ -16,7 +16,7 @@ import pytest
 
 from seqmesh.tools.documents import BOM, read_records
 from seqmesh.tools.inputs import find_files
-from seqmesh.tools.records import BadRecord, Cursor, Document, Record
+from seqmesh.tools.records import BadRecord, Columns, Cursor, Document, Record
 
 
 def documents(*inputs: str | Path) -> list[Document]:
@@ -188,7 +188,7 @@ def test_a_compressed_file_that_ends_before_the_place_to_begin_at_is_named(tmp_p
 
 def test_another_field_may_hold_the_text(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(jsonl({"content": "a", "text": "b"}, {"text": "c"}))
-    good, bad = read_records(find_files([str(tmp_path / "a.jsonl")]), text_column="content")
+    good, bad = read_records(find_files([str(tmp_path / "a.jsonl")]), columns=Columns(text="content"))
     assert isinstance(good, Document)
     assert good.text == "a"
     assert isinstance(bad, BadRecord)

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from seqmesh.loader.manifest import read_manifest
-from seqmesh.tools import parquet
 from seqmesh.tools.documents import read_records
 from seqmesh.tools.inputs import find_files
 from seqmesh.tools.prepare import run
-from seqmesh.tools.records import BadRecord, Cursor, Document, Record
+from seqmesh.tools.reading import rows as rows_module
+from seqmesh.tools.records import BadRecord, Columns, Cursor, Document, Record
 
 
 def write(path: Path, columns: dict[str, Any], *, row_group: int = 1 << 20) -> Path:
@@ -106,14 +106,14 @@ def test_a_string_that_is_not_utf8_does_not_take_its_neighbours_along(tmp_path: 
 
 def test_another_column_may_hold_the_text_and_a_missing_one_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"content": ["a"], "id": ["x"]})
-    assert rows(path, text_column="content") == [("x", "a", "a")]
-    assert rows(path, text_column="id") == [("x", "x", "a")]
+    assert rows(path, columns=Columns(text="content")) == [("x", "a", "a")]
+    assert rows(path, columns=Columns(text="id")) == [("x", "x", "a")]
     with pytest.raises(ValueError, match=rf"{path} has no column 'text' \(its columns: content, id\)"):
         records(path)
 
 
 def test_reading_from_the_beginning_of_any_row_gives_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "BATCH_ROWS", 2)
+    monkeypatch.setattr(rows_module, "BATCH_ROWS", 2)
     texts = [f"text {number}" if number % 4 else None for number in range(17)]
     path = write(tmp_path / "a.parquet", {"text": texts}, row_group=5)
     (tmp_path / "b.jsonl").write_text('{"text": "after"}\n')
@@ -148,7 +148,7 @@ def test_a_batch_is_small_where_rows_are_large(
     tmp_path: Path, batches_asked: list[tuple[int, list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "a.parquet", {"text": [str(number) * 10_000 for number in range(50)]})
-    monkeypatch.setattr(parquet, "BATCH_BYTES", 100_000)
+    monkeypatch.setattr(rows_module, "BATCH_BYTES", 100_000)
     group = pq.ParquetFile(path).metadata.row_group(0)
     assert len(rows(path)) == 50
     assert batches_asked == [(100_000 // (group.total_byte_size // 50), [0])]

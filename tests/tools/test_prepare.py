@@ -110,6 +110,9 @@ def test_workers_and_the_size_of_units_do_not_change_the_bytes(
         out = tmp_path / f"out{len(made)}"
         report = prepare(PrepareOptions(**common, out=out, workers=workers))
         made.append((contents(out), report.source_tokens))
+        assert report.workers == workers
+        assert set(report.stages) == {"reading", "encoding", "writing"}
+        assert all(seconds > 0 for seconds in report.stages.values())
     counts = report.manifest.counts
     assert all(counts[name] > 3 for name in ("empty", "refused", "sampled_out", "too_long", "duplicate"))
     assert len(report.manifest.shards) > 8

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from seqmesh.loader.files import checksum
 from seqmesh.loader.manifest import LENGTHS_NAME, MANIFEST_NAME, read_manifest
+from seqmesh.loader.shards import ShardSet
 from seqmesh.tools.shard_writer import Finished, ShardWriter, write_shards
+from seqmesh.tools.verify import verify_set
 
 documents = st.lists(st.lists(st.integers(0, 69_999), min_size=1, max_size=12), max_size=20)
 
@@ -198,7 +200,7 @@ def test_spans_that_are_all_none_leave_no_trace_and_files_do_not_depend_on_the_c
     with ShardWriter(tmp_path / "one", vocab_size=1 << 16, tokenizer="none", eod_id=None) as writer:
         writer.counts["documents_in"] = 3
         for i, spans in enumerate(targets):
-            more = {} if spans is None else {"targets": [spans]}
+            more: dict[str, Any] = {} if spans is None else {"targets": [spans]}
             writer.add(documents[i], lengths=[len(documents[i])], doc_ids=[str(i)], sources=["all"], **more)
     for one, other in (("without", "none"), ("bulk", "one")):
         for path in (tmp_path / one).iterdir():
@@ -241,3 +243,16 @@ def test_bad_spans_are_refused_naming_the_document(tmp_path: Path, spans: list[A
     with pytest.raises(ValueError, match="2 lengths, 1 targets: must be as many"):
         writer.add([1, 2, 3, 4, 5, 6], lengths=[2, 4], targets=[None], **more)
     assert writer.finish().documents == 0
+
+
+def test_metadata_goes_along_where_there_is_some_and_disturbs_nobody(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "set", vocab_size=10, tokenizer="none", eod_id=None, shard_tokens=3) as writer:
+        names: dict[str, Any] = {"doc_ids": ["a", "b", "c"], "sources": ["all"] * 3}
+        writer.add([1, 2, 3, 4, 5], lengths=[2, 1, 2], metadata=['{"n":1}', None, None], **names)
+        with pytest.raises(ValueError, match="3 lengths, 1 metadata: must be as many"):
+            writer.add([1, 2, 3], lengths=[1, 1, 1], metadata=["{}"], **names)
+    assert read_table(tmp_path / "set" / "shard-00000.arrow").column("metadata").to_pylist() == ['{"n":1}', None]
+    assert "metadata" not in read_table(tmp_path / "set" / "shard-00001.arrow").schema.names
+    assert verify_set(tmp_path / "set") == []
+    shards = ShardSet(tmp_path / "set")
+    assert [shards.tokens(number).tolist() for number in range(len(shards))] == [[1, 2], [3], [4, 5]]

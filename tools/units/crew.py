@@ -27,6 +27,7 @@ from typing import Self
 
 from fsspec.implementations.memory import MemoryFileSystem
 
+from seqmesh.tools.chat.template import ChatTemplate
 from seqmesh.tools.inputs import InputFile
 from seqmesh.tools.tokenizers.engines import build_engine
 from seqmesh.tools.tokenizers.file import TokenizerFile
@@ -35,6 +36,7 @@ from seqmesh.tools.units.encoder import Encoded, Encoder
 from seqmesh.tools.units.filters import Filters
 
 AHEAD = 2
+MIN_UNITS = 4  # for each worker
 
 Encode = Callable[[Iterable[Unit]], Iterator[tuple[Unit, Encoded]]]
 
@@ -46,18 +48,19 @@ class Job:
     tokenizer: TokenizerFile
     engine: str  # its name, as it was proved
     filters: Filters
+    template: ChatTemplate | None = None
 
 
-def automatic_workers(files: Sequence[InputFile], cores: int | None = None) -> int:
-    """One worker a core (by default: of this machine), but none for less than two units: starting it would take longer
-    than the work."""
-    cores = cores or len(os.sched_getaffinity(0))
-    return max(1, min(cores, sum(file.size for file in files) // (2 * UNIT_BYTES)))
+def workers_for(files: Sequence[InputFile], wanted: int | None, cores: int | None = None) -> int:
+    """How many processes are to encode the files, 1 meaning this one.
 
-
-def is_private(file: InputFile) -> bool:
-    """Whether other processes cannot read a file, because it is in this one's memory."""
-    return isinstance(file.filesystem, MemoryFileSystem)
+    None: one a core (by default: of this machine), but none for less than MIN_UNITS units: starting it would take
+    longer than the work. Files in this process's memory cannot be read by others.
+    """
+    if any(isinstance(file.filesystem, MemoryFileSystem) for file in files):
+        return 1
+    units = sum(file.size for file in files) // UNIT_BYTES
+    return wanted or max(1, min(cores or len(os.sched_getaffinity(0)), units // MIN_UNITS))
 
 
 class Crew(AbstractContextManager["Crew"]):
@@ -149,7 +152,8 @@ def _start(job: Job) -> None:
     """Before a worker's first unit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _encoder.append(Encoder(job.tokenizer, build_engine(job.tokenizer, job.engine, threads=1), job.filters))
+    engine = build_engine(job.tokenizer, job.engine, threads=1)
+    _encoder.append(Encoder(job.tokenizer, engine, job.filters, job.template))
 
 
 def _end_with_parent() -> None:

@@ -16,12 +16,12 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from seqmesh.tools.documents import READ_ERRORS, read, readings, skip_to
+from seqmesh.tools.documents import READ_ERRORS, finished, read, readings, skip_to
 from seqmesh.tools.inputs import BUFFER_BYTES, InputFile, Kind, is_compressed, opened
 from seqmesh.tools.parquet import row_groups
-from seqmesh.tools.records import START, Cursor, Reading, Record
+from seqmesh.tools.records import LONGEST_RECORD, PLAIN, START, Columns, Cursor, Reading, Record
 
-UNIT_BYTES = 8 << 20
+UNIT_BYTES = 4 << 20
 UNIT_RECORDS = 4096  # files, and records that travel
 
 
@@ -44,10 +44,12 @@ class Unit:
         return f"{first.file.shown}, {_extent(first, self)}"
 
 
-def units(files: Sequence[InputFile], *, text_column: str, start: Cursor = START) -> Iterator[Unit]:
+def units(
+    files: Sequence[InputFile], *, columns: Columns = PLAIN, start: Cursor = START, longest: int = LONGEST_RECORD
+) -> Iterator[Unit]:
     """The inputs from `start` on, in order."""
     pending: list[Unit] = []
-    for unit in _pieces(files, text_column, start):
+    for unit in _pieces(readings(files, columns=columns, start=start, longest=longest)):
         if pending and not _joins(pending, unit):
             yield _joined(pending)
             pending = []
@@ -63,13 +65,13 @@ def records_of(unit: Unit) -> Iterator[Record]:
     return (record for reading in unit.readings for record in read(reading))
 
 
-def _pieces(files: Sequence[InputFile], text_column: str, start: Cursor) -> Iterator[Unit]:
+def _pieces(stretches: Iterator[Reading]) -> Iterator[Unit]:
     cutters: dict[Kind, Callable[[Reading], Iterator[Unit]]] = {
         "jsonl": _cut_lines,
         "parquet": _cut_parquet,
         "text": _whole,
     }
-    for reading in readings(files, text_column=text_column, start=start):
+    for reading in stretches:
         yield from cutters.get(reading.file.kind, _read_here)(reading)
 
 
@@ -116,25 +118,25 @@ def _blocks(reading: Reading) -> Iterator[Unit]:
     """The lines of a file, read from its beginning, in blocks of whole ones."""
     at = reading.start
     with opened(reading.file) as (stream, stored):
-        while data := _block(stream, reading, at):
+        while (block := _block(stream, reading, at))[1]:
+            data, size = block
             part = replace(reading, start=at, data=data)
-            yield Unit(readings=(part,), size=len(data), position=reading.base + stored.tell())
-            at = replace(at, record=at.record + _count_lines(data), offset=at.offset + len(data))
+            yield Unit(readings=(part,), size=size, position=reading.base + stored.tell())
+            at = replace(at, record=at.record + _count_lines(data), offset=at.offset + size)
 
 
-def _block(stream: io.BufferedReader, reading: Reading, at: Cursor) -> bytes:
+def _block(stream: io.BufferedReader, reading: Reading, at: Cursor) -> tuple[bytes, int]:
+    """The next lines, and the number of bytes that they are: see `finished`."""
     block = bytearray()
     try:
         if at == reading.start:
             skip_to(stream, reading)
         while len(block) < UNIT_BYTES and (chunk := stream.read(min(BUFFER_BYTES, UNIT_BYTES - len(block)))):
             block += chunk
-        if block and not block.endswith(b"\n"):
-            block += stream.readline()
+        return finished(stream, bytes(block), reading)
     except READ_ERRORS as error:
         line = at.record + block.count(b"\n")
         raise ValueError(f"cannot read {reading.file.shown} after line {line}: {error}") from error
-    return bytes(block)
 
 
 def _count_lines(data: bytes) -> int:
@@ -181,6 +183,6 @@ def _travelling(records: Sequence[Record], reading: Reading) -> Unit:
 def _extent(reading: Reading, unit: Unit) -> str:
     if unit.records is not None:
         return f"records {unit.records[0].place.number} to {unit.records[-1].place.number}"
-    if reading.file.kind == "parquet":
+    if reading.file.has_rows:
         return f"rows {reading.start.record} to {reading.stop}"
     return f"bytes {reading.start.offset} to {reading.start.offset + unit.size}"

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import orjson
 
 from seqmesh.tools.documents import BOM, line_record, read, stretch
-from seqmesh.tools.records import BadRecord, Reading, Record, numbered_id
+from seqmesh.tools.records import BadRecord, Document, Reading, Record, numbered_id
 from seqmesh.tools.units.cut import Unit
 
 
@@ -23,6 +23,7 @@ class Page:
     texts: None where a record is bad; `bad` holds those, in order. doc_ids: None where a document is called by a number
     that is not known here. files, records, offsets, keys: as in `Place`. records_in_last: lines before the end of what
     is read of the last file.
+    metadata: of columns that are kept. chats: of conversations, by their numbers here, the documents.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,8 @@ class Page:
         self.offsets = array("q")
         self.keys = array("q")
         self.bad: list[BadRecord] = []
+        self.metadata: list[str | None] = []
+        self.chats: dict[int, Document] = {}
         self.records_in_last = 0
 
 
@@ -62,10 +65,14 @@ def _add(page: Page, records: Iterable[Record]) -> None:
         page.sizes.append(record.size)
         if isinstance(record, BadRecord):
             page.bad.append(record)
+            page.metadata.append(None)
             page.texts.append(None)
             page.doc_ids.append(None)
             page.sources.append("")
         else:
+            if place.reading.columns.chat is not None:
+                page.chats[len(page.texts)] = record
+            page.metadata.append(record.metadata)
             page.texts.append(record.text)
             page.doc_ids.append(None if record.numbered and place.reading.continues else record.doc_id)
             page.sources.append(record.source)
@@ -90,6 +97,7 @@ def _add_lines(page: Page, reading: Reading) -> None:
         page.sizes.append(len(text) if text.isascii() else len(text.encode()))
         page.doc_ids.append(doc_id)
         page.sources.append(source)
+        page.metadata.append(None)
         page.files.append(reading.start.file)
         page.records.append(number)
         page.offsets.append(at)
@@ -99,9 +107,12 @@ def _add_lines(page: Page, reading: Reading) -> None:
 
 def _fields(line: bytes, reading: Reading) -> tuple[str, str | None, str] | None:
     """Text, name (None where there is none) and source of a line, None where they are not plainly there."""
+    columns = reading.columns
+    if not columns.plain or len(line) > reading.longest:
+        return None
     try:
         fields = orjson.loads(line)
-        text, source = fields[reading.text_column], fields.get("source", reading.file.source)
+        text, source = fields[columns.text], fields.get("source", reading.file.source)
         doc_id = fields.get("id")
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -4,8 +4,9 @@ The same contract as `seqmesh.tools.units.crew`, whose processes are on one mach
 actor, which Ray starts again, on another node where its own is gone, and what it had goes to another worker meanwhile.
 A unit gives the same bytes wherever and however often it is encoded, so a death is not seen in the output.
 
-Workers read the files themselves, which must be at the same path on every node; what cannot be entered in the middle
-is read here and travels. Every node must have the same versions of what makes tokens as this one.
+Workers read the files themselves, which must be at the same path on every node; what cannot be entered in the middle,
+or is here alone (standard input), is read here and travels. Every node must have the same versions of what makes tokens
+as this one.
 
 At most AHEAD units a worker are under way, those that wait for their turn included. So this process and Ray's object
 store on its node hold at most workers × AHEAD units and their tokens; a node's workers hold one unit each.
@@ -18,15 +19,19 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from seqmesh.tools.cluster import connected
+from seqmesh.tools.documents import stretch
 from seqmesh.tools.inputs import InputFile
+from seqmesh.tools.records import Reading
 from seqmesh.tools.tokenizers.engines import build_engine
-from seqmesh.tools.units.crew import AHEAD, Job, automatic_workers, is_private
+from seqmesh.tools.units.crew import AHEAD, Job, workers_for
 from seqmesh.tools.units.cut import Unit
 from seqmesh.tools.units.encoder import Encoded, Encoder
 
@@ -42,11 +47,12 @@ def ray_crew(job: Job, files: Sequence[InputFile], *, workers: int | None, addre
     workers: None for one a CPU of the cluster, as far as the input goes round. Raises ModuleNotFoundError without Ray,
     ConnectionError where no cluster is at the address, ValueError for files in this process's memory.
     """
-    if private := next(filter(is_private, files), None):
-        raise ValueError(f"{private.shown} is in the memory of this process, which no other node reads: use on=local")
+    for file in files:
+        if _is_private(file) and file.kind != "jsonl":
+            raise ValueError(f"{file.shown} is in the memory of this process, which no other node reads: use on=local")
     with connected(address, what="preparing on a cluster", logs=False) as ray:
         cpus = int(ray.cluster_resources().get("CPU", 1))
-        crew = RayCrew(ray, job, workers or automatic_workers(files, cpus))
+        crew = RayCrew(ray, job, workers_for(files, workers, cpus))
         try:
             yield crew
         finally:
@@ -61,7 +67,7 @@ class RayCrew:
         """ray: the module, connected."""
         self._ray = ray
         self._job = ray.put(job)  # kept: a worker that is started again needs it
-        ours = versions()
+        self.workers, ours = workers, versions()
         self._lanes = [_Lane(ray, [self._job], ours) for _ in range(workers)]
 
     def close(self) -> None:
@@ -82,18 +88,19 @@ class RayCrew:
             while failure is None and len(under_way) < AHEAD * len(self._ready()):
                 try:
                     unit = next(source, None)
+                    task = _Task(unit) if unit else None
                 except Exception as error:
                     failure = error
                     break
-                if unit is None:
+                if task is None:
                     break
-                under_way.append(_Task(unit))
-                self._submit(under_way[-1])
+                under_way.append(task)
+                self._submit(task)
             if not under_way:
                 break
             self._settle(under_way)
             task = under_way.popleft()
-            yield task.unit, task.outcome.result()
+            yield task.given, task.outcome.result()
         if failure:
             raise failure
 
@@ -146,13 +153,15 @@ class RayCrew:
 
 
 class _Task:
-    """A unit under way: with whom it is, and, once that is known, what came of it."""
+    """A unit under way, as it was given and as it travels; with whom it is, and, once that is known, what came of it."""
 
     lane: _Lane
     ref: Any
 
-    def __init__(self, unit: Unit) -> None:
-        self.unit = unit
+    def __init__(self, given: Unit) -> None:
+        """Raises ValueError or OSError where what travels cannot be read."""
+        self.given = given
+        self.unit = _travelling(given)
         self.deaths = 0
         self.outcome: Future[Encoded] = Future()
 
@@ -228,7 +237,7 @@ class _Worker:
         if self._encoder is None:
             job: Job = ray.get(sent[0])
             engine = build_engine(job.tokenizer, job.engine, threads=1)
-            self._encoder = Encoder(job.tokenizer, engine, job.filters)
+            self._encoder = Encoder(job.tokenizer, engine, job.filters, job.template)
         return self._encoder
 
 
@@ -241,6 +250,23 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _is_private(file: InputFile) -> bool:
+    """Whether no other machine can have a file: it is in this process's memory, or it is open here without a name."""
+    return isinstance(file.filesystem, MemoryFileSystem) or file.path.startswith("/proc/")
+
+
+def _travelling(unit: Unit) -> Unit:
+    """A unit with the bytes of what no other node can read."""
+    return replace(unit, readings=tuple(_with_data(reading) for reading in unit.readings))
+
+
+def _with_data(reading: Reading) -> Reading:
+    if reading.data is not None or not _is_private(reading.file):
+        return reading
+    offset, data = stretch(reading)
+    return replace(reading, start=replace(reading.start, offset=offset), data=data)
 
 
 def _look_at_files(unit: Unit) -> None:

@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ from seqmesh.tools.prepare import PrepareOptions, prepare
 from seqmesh.tools.tokenizers.engines import build_engine
 from seqmesh.tools.tokenizers.file import TokenizerFile, load_tokenizer
 from seqmesh.tools.units import cut
-from seqmesh.tools.units.crew import AHEAD, Crew, Job
+from seqmesh.tools.units.crew import AHEAD, Crew, Job, workers_for
 from seqmesh.tools.units.cut import Unit, units
 from seqmesh.tools.units.encoder import Encoded, Encoder
 from seqmesh.tools.units.filters import Filters
@@ -48,7 +49,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Unit]:
     long = "a long beginning " * 20_000
     rest = (f'{{"text": "document {number} of a file"}}\n' for number in range(500))
     (tmp_path / "in.jsonl").write_text(f'{{"text": "{long}"}}\n{"".join(rest)}')
-    found = list(units(find_files([str(tmp_path / "in.jsonl")]), text_column="text"))
+    found = list(units(find_files([str(tmp_path / "in.jsonl")])))
     return [found[0], *found[-20:]]
 
 
@@ -120,6 +121,28 @@ def test_a_worker_that_dies_ends_the_run_and_its_unit_is_named(
     prepare(options)
     prepare(PrepareOptions(inputs=(str(path),), out=tmp_path / "one", tokenizer=str(tokenizer_path), shard_tokens=2000))
     assert read_manifest(tmp_path / "out") == read_manifest(tmp_path / "one")
+
+
+def test_small_inputs_and_those_in_memory_need_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(5))
+    path = tmp_path / "in.jsonl"
+    for units_of_input, workers in ((1, 1), (9, 2), (1000, 5)):
+        with path.open("wb") as file:
+            file.truncate(units_of_input * cut.UNIT_BYTES)  # a hole: nothing is written
+        files = find_files([str(path)])
+        assert workers_for(files, None) == workers
+        assert workers_for(files, 7) == 7
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/in.jsonl", b"{}")
+    try:
+        assert workers_for(find_files(["memory://in.jsonl"]), 7) == 1
+    finally:
+        memory.rm("/in.jsonl")
+
+
+def test_workers_do_without_the_compiler() -> None:
+    code = "import sys, seqmesh.tools.units.crew; sys.exit('numba' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 SCRIPT = """

@@ -71,7 +71,7 @@ def count_of_lines(unit: Unit) -> int:
 def by_units(files: tuple[InputFile, ...], start: Cursor) -> list[tuple[object, ...]]:
     found: list[tuple[object, ...]] = []
     before = 0
-    for unit in units(files, text_column="text", start=start):
+    for unit in units(files, start=start):
         first = unit.readings[0]
         if not first.continues:
             before = 0
@@ -104,7 +104,7 @@ def test_units_are_of_bounded_size_and_say_where_they_are(tmp_path: Path, monkey
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "abcdefghij"}\n' * 200))
     pq.write_table(pa.table({"text": ["x" * 100] * 60}), tmp_path / "c.parquet", row_group_size=4, use_dictionary=False)
     pq.write_table(pa.table({"text": ["x" * 100] * 60}), tmp_path / "d.parquet", use_dictionary=False)
-    found = list(units(find_files(sorted(str(path) for path in tmp_path.iterdir())), text_column="text"))
+    found = list(units(find_files(sorted(str(path) for path in tmp_path.iterdir()))))
     total = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert all(unit.size <= 1000 + 23 for unit in found)
     assert [unit.position for unit in found] == sorted(unit.position for unit in found)
@@ -118,7 +118,7 @@ def test_units_are_of_bounded_size_and_say_where_they_are(tmp_path: Path, monkey
 def test_a_line_much_longer_than_a_unit_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cut, "UNIT_BYTES", 1 << 16)
     (tmp_path / "a.jsonl").write_text('{"text": "first"}\n{"text": "' + "x" * (1 << 20) + '"}\n{"text": "last"}\n')
-    found = list(units(find_files([str(tmp_path / "a.jsonl")]), text_column="text"))
+    found = list(units(find_files([str(tmp_path / "a.jsonl")])))
     sizes = [[record.size for record in records_of(unit)] for unit in found]
     assert sizes == [[5, 1 << 20], *[[]] * 15, [4]]
 
@@ -126,7 +126,7 @@ def test_a_line_much_longer_than_a_unit_is_read_once(tmp_path: Path, monkeypatch
 def test_small_files_share_a_unit(tmp_path: Path) -> None:
     for number in range(50):
         (tmp_path / f"{number:02d}.txt").write_text(str(number))
-    (unit,) = units(find_files([str(tmp_path)]), text_column="text")
+    (unit,) = units(find_files([str(tmp_path)]))
     assert len(unit.readings) == 50
     assert str(unit) == f"{tmp_path}/00.txt to {tmp_path}/49.txt (50 files)"
 
@@ -139,7 +139,7 @@ def test_damage_in_a_compressed_file_ends_the_units_after_those_before_it(
     data = b"".join(b'{"text": "%d"}\n' % rng.randrange(1 << 60) for _ in range(200_000))
     packed = gzip.compress(data)
     (tmp_path / "a.jsonl.gz").write_bytes(packed[: len(packed) // 2])
-    found = units(find_files([str(tmp_path / "a.jsonl.gz")]), text_column="text")
+    found = units(find_files([str(tmp_path / "a.jsonl.gz")]))
     read = 0
     with pytest.raises(ValueError, match=r"cannot read .*a\.jsonl\.gz after line \d+"):
         for unit in found:

@@ -61,7 +61,7 @@ HARD = [
 
 
 def said_fast(path: Path) -> list[tuple[Any, ...]]:
-    (unit,) = units(find_files([str(path)]), text_column="text")
+    (unit,) = units(find_files([str(path)]))
     page = page_of(unit)
     bad = iter(page.bad)
     return [

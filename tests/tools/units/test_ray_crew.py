@@ -107,11 +107,11 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, tokenizer_path:
 
 
 def test_files_in_memory_are_refused(tokenizer_path: Path) -> None:
-    fsspec.filesystem("memory").pipe("/ray/in.jsonl", b'{"text": "some words"}\n')
+    fsspec.filesystem("memory").pipe("/ray/in/a.txt", b"some words")
     job = Job(tokenizer=load_tokenizer(tokenizer_path), engine="tokenizers", filters=Filters())
     with (
-        pytest.raises(ValueError, match=r"memory://ray/in\.jsonl is in the memory of this process"),
-        ray_crew(job, find_files(["memory://ray/in.jsonl"]), workers=1, address="auto"),
+        pytest.raises(ValueError, match=r"memory://ray/in/a\.txt is in the memory of this process"),
+        ray_crew(job, find_files(["memory://ray/in"]), workers=1, address="auto"),
     ):
         pass
 
