@@ -153,7 +153,7 @@ class RayCrew:
 
 
 class _Task:
-    """A unit under way, as it was given and as it travels; with whom it is, and, once that is known, what came of it."""
+    """A unit under way, as it was given and as it travels; with whom it is; and, once it is known, what came of it."""
 
     lane: _Lane
     ref: Any
@@ -161,7 +161,7 @@ class _Task:
     def __init__(self, given: Unit) -> None:
         """Raises ValueError or OSError where what travels cannot be read."""
         self.given = given
-        self.unit = _travelling(given)
+        self.unit = travelling(given)
         self.deaths = 0
         self.outcome: Future[Encoded] = Future()
 
@@ -257,7 +257,7 @@ def _is_private(file: InputFile) -> bool:
     return isinstance(file.filesystem, MemoryFileSystem) or file.path.startswith("/proc/")
 
 
-def _travelling(unit: Unit) -> Unit:
+def travelling(unit: Unit) -> Unit:
     """A unit with the bytes of what no other node can read."""
     return replace(unit, readings=tuple(_with_data(reading) for reading in unit.readings))
 

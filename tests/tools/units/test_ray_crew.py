@@ -19,9 +19,12 @@ from seqmesh.loader.manifest import MANIFEST_NAME
 from seqmesh.tools.inputs import find_files
 from seqmesh.tools.prepare import PrepareOptions, prepare
 from seqmesh.tools.tokenizers.file import load_tokenizer
+from seqmesh.tools.units import cut
 from seqmesh.tools.units.crew import AHEAD, Job
+from seqmesh.tools.units.cut import units
 from seqmesh.tools.units.filters import Filters
-from seqmesh.tools.units.ray_crew import ray_crew
+from seqmesh.tools.units.page import page_of
+from seqmesh.tools.units.ray_crew import ray_crew, travelling
 from tests.ray_prepare import SHARD_TOKENS
 from tests.ray_spaces import short_folder, told_by
 
@@ -104,6 +107,20 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, tokenizer_path:
     with pytest.raises(ConnectionError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: .*refused"):
         prepare(options)
     prepare(replace(options, on="local"))  # where it runs is no part of what is made
+
+
+def test_lines_that_are_here_alone_travel(tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut, "UNIT_BYTES", 100)
+    lines = b"".join(b'{"text": "document %d of a file"}\n' % number for number in range(40))
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/ray/lines.jsonl", lines)
+    work = list(units(find_files(["memory://ray/lines.jsonl"])))
+    here = [page_of(unit) for unit in work]
+    sent = [travelling(unit) for unit in work]
+    memory.rm("/ray/lines.jsonl")
+    for page, unit in zip(here, sent, strict=True):
+        assert vars(page_of(unit)) == vars(page)
+    assert sum(len(page.texts) for page in here) == 40
 
 
 def test_files_in_memory_are_refused(tokenizer_path: Path) -> None:
