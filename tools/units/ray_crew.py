@@ -37,7 +37,7 @@ from seqmesh.tools.units.encoder import Encoded, Encoder
 
 TRIES = 4  # of a unit, where its workers die
 PLACING_SECONDS = 60.0  # for Ray to find room for at least one worker, and to start its process
-MAKERS = ("seqmesh", "tokenizers", "tiktoken", "quicktok", "sentencepiece")  # packages that decide about tokens
+MAKERS = ("seqmesh", "tokenizers", "tiktoken", "quicktok-v1", "sentencepiece")  # packages that decide about tokens
 
 
 @contextmanager

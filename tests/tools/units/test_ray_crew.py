@@ -109,7 +109,7 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, tokenizer_path:
     prepare(replace(options, on="local"))  # where it runs is no part of what is made
 
 
-def test_lines_that_are_here_alone_travel(tokenizer_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_are_here_alone_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cut, "UNIT_BYTES", 100)
     lines = b"".join(b'{"text": "document %d of a file"}\n' % number for number in range(40))
     memory = fsspec.filesystem("memory")
