@@ -1,7 +1,6 @@
 """A Ray cluster of two nodes on this machine, and what happens to a fleet and its ranks there, told in a line of JSON.
 
-Run as `python -m tests.ray_cluster FOLDER SETTINGS` in network and process namespaces of its own: Ray listens at the
-outer interface otherwise, and leaves processes behind where it is killed.
+Run as `python -m tests.ray_cluster FOLDER SETTINGS` by `tests.ray_spaces`.
 """
 
 import contextlib

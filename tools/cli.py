@@ -23,6 +23,7 @@ app = typer.Typer(
 
 USER_ERRORS = (ValueError, OSError, RuntimeError, NotImplementedError)
 Engine = Literal["auto", "quicktok", "tiktoken", "tokenizers", "sentencepiece"]
+Where = Literal["local", "ray"]
 OnError = Literal["stop", "skip"]
 Overlong = Literal["error", "truncate", "split", "drop"]
 Mode = Literal["free", "waves"]
@@ -101,6 +102,10 @@ def prepare(
     sample: Annotated[float | None, typer.Option(help="Take this share of the documents.")] = None,
     seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
     workers: Annotated[int | None, typer.Option(help="Processes (default: one a core).")] = None,
+    on: Annotated[Where, typer.Option(help="Whose processes: this machine's, or those of a Ray cluster.")] = "local",
+    ray_address: Annotated[
+        str, typer.Option(help="--on ray: of the cluster; auto: the one that this machine is in.")
+    ] = "auto",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write it as a page to this file.")] = None,
 ) -> None:
@@ -136,6 +141,8 @@ def prepare(
         sample=sample,
         seed=seed,
         workers=workers,
+        on=on,
+        ray_address=ray_address,
     )
 
 

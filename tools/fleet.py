@@ -17,6 +17,7 @@ from seqmesh.loader.fleet.cluster import Fleet, import_ray
 from seqmesh.loader.fleet.places import Place, write_places
 from seqmesh.loader.logs import log_plain
 from seqmesh.loader.server import raise_exit
+from seqmesh.tools.cluster import connected
 from seqmesh.tools.serve import read_settings
 
 LOOK_SECONDS = 1.0  # between two looks at the loaders
@@ -41,21 +42,21 @@ def run(
     Raises what `Fleet` raises, ConnectionError where no cluster is at the address; ends by SystemExit with 128 + the
     signal's number.
     """
-    ray = import_ray()
+    import_ray()
     settings = read_settings(file, {})
     log_plain()
-    ray.init(address=address, logging_level=logging.WARNING)
-    try:
-        with _ended_by_signals(), Fleet(settings, keys=keys, nodes=nodes, num_cpus=num_cpus, port=port) as fleet:
-            console, places = console or Console(), fleet.status()
-            console.print(_table(places))
-            with _file_of(endpoints, places) as rewrite:
-                if endpoints:
-                    proof = f', keys="{keys}"' if keys else ""
-                    console.print(f'  Loader(endpoint=from_file("{endpoints}"), rank=0{proof})', soft_wrap=True)
-                _watch(fleet, places, console, rewrite)
-    finally:
-        ray.shutdown()
+    with (
+        connected(address, what="a fleet"),
+        _ended_by_signals(),
+        Fleet(settings, keys=keys, nodes=nodes, num_cpus=num_cpus, port=port) as fleet,
+    ):
+        console, places = console or Console(), fleet.status()
+        console.print(_table(places))
+        with _file_of(endpoints, places) as rewrite:
+            if endpoints:
+                proof = f', keys="{keys}"' if keys else ""
+                console.print(f'  Loader(endpoint=from_file("{endpoints}"), rank=0{proof})', soft_wrap=True)
+            _watch(fleet, places, console, rewrite)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import xxhash
 from rich.console import Console
@@ -55,6 +55,8 @@ from seqmesh.tools.units.encoder import Encoder
 from seqmesh.tools.units.filters import Filters
 from seqmesh.tools.units.seen import Seen, remember
 
+Where = Literal["local", "ray"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
@@ -85,6 +87,8 @@ class PrepareOptions:
     sample: float | None = None  # share of the documents to take
     seed: int = 0  # of the sample
     workers: int | None = 1  # processes that encode; 1: this one; None: one a core, as far as the input goes round
+    on: Where = "local"  # whose processes encode: of this machine, or of a Ray cluster
+    ray_address: str = "auto"
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -99,6 +103,8 @@ class PrepareOptions:
             raise ValueError(f"max_tokens is {self.max_tokens}: must be at least 1")
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers is {self.workers}: must be at least 1")
+        if self.on not in get_args(Where):
+            raise ValueError(f"on is {self.on!r}: must be local or ray")
         if self.longest_record < 1:
             raise ValueError(f"longest_record is {self.longest_record}: must be at least 1")
         if self.chat_column is None and self.chat_template != CHATML:
@@ -175,11 +181,11 @@ def _prepare(
         first = next(source, None)
         choice = choose_engine(tokenizer, sample(records_of(first)) if first else (), options.engine)
         say(f"engine: {choice.engine.name} ({choice.reason})")
-        writer, workers = _writer(options, tokenizer, position), workers_for(files, options.workers)
+        writer = _writer(options, tokenizer, position)
         tally, resumed_tokens = position.tally, position.tally.tokens
         with (
             refusals(out, options.on_error, start=position.quarantine) as refused,
-            _encoding(options, tokenizer, choice.engine, workers) as encode,
+            _encoding(options, files, tokenizer, choice.engine) as (encode, workers),
         ):
             ingest = Ingest(
                 tokenizer=tokenizer,
@@ -239,6 +245,8 @@ def run(
     sample: float | None = None,
     seed: int = 0,
     workers: int | None = 1,
+    on: Where = "local",
+    ray_address: str = "auto",
     json_file: Path | None = None,
     html: Path | None = None,
     console: Console | None = None,
@@ -272,6 +280,8 @@ def run(
         sample=sample,
         seed=seed,
         workers=workers,
+        on=on,
+        ray_address=ray_address,
     )
     console = console or Console()
     with progress_display(console) as progress:
@@ -396,16 +406,25 @@ def _writer(options: PrepareOptions, tokenizer: TokenizerFile, position: Positio
 
 
 @contextmanager
-def _encoding(options: PrepareOptions, tokenizer: TokenizerFile, engine: Engine, workers: int) -> Iterator[Encode]:
-    """What encodes units: this process, or several others until the block ends."""
+def _encoding(
+    options: PrepareOptions, files: Sequence[InputFile], tokenizer: TokenizerFile, engine: Engine
+) -> Iterator[tuple[Encode, int]]:
+    """What encodes units, and how many processes: this one, or several others until the block ends."""
     template = options.template
+    job = Job(tokenizer=tokenizer, engine=engine.name, filters=options.filters, template=template)
+    if options.on == "ray":
+        from seqmesh.tools.units.ray_crew import ray_crew
+
+        with ray_crew(job, files, workers=options.workers, address=options.ray_address) as cluster:
+            yield cluster.encode, cluster.workers
+        return
+    workers = workers_for(files, options.workers)
     if workers == 1:
         encoder = Encoder(tokenizer, engine, options.filters, template)
-        yield lambda source: ((unit, encoder.encode(unit)) for unit in source)
+        yield lambda source: ((unit, encoder.encode(unit)) for unit in source), workers
         return
-    job = Job(tokenizer=tokenizer, engine=engine.name, filters=options.filters, template=template)
     with Crew(job, workers) as crew:
-        yield crew.encode
+        yield crew.encode, workers
 
 
 def _recorder(

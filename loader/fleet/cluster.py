@@ -195,12 +195,12 @@ class Fleet:
         return f"node {node[:8]} at {self._hosts[node]}"
 
 
-def import_ray() -> Any:
-    """Raises ModuleNotFoundError without it."""
+def import_ray(what: str = "a fleet") -> Any:
+    """Raises ModuleNotFoundError, saying what needs it, without it."""
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("a fleet needs ray: pip install 'seqmesh[ray]'", name="ray") from error
+        raise ModuleNotFoundError(f"{what} needs ray: pip install 'seqmesh[ray]'", name="ray") from error
     return ray
 
 

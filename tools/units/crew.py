@@ -51,16 +51,16 @@ class Job:
     template: ChatTemplate | None = None
 
 
-def workers_for(files: Sequence[InputFile], wanted: int | None) -> int:
+def workers_for(files: Sequence[InputFile], wanted: int | None, cores: int | None = None) -> int:
     """How many processes are to encode the files, 1 meaning this one.
 
-    None: one a core, but none for less than MIN_UNITS units: starting it would take longer than the work. Files in this
-    process's memory cannot be read by others.
+    None: one a core (by default: of this machine), but none for less than MIN_UNITS units: starting it would take
+    longer than the work. Files in this process's memory cannot be read by others.
     """
     if any(isinstance(file.filesystem, MemoryFileSystem) for file in files):
         return 1
     units = sum(file.size for file in files) // UNIT_BYTES
-    return wanted or max(1, min(len(os.sched_getaffinity(0)), units // MIN_UNITS))
+    return wanted or max(1, min(cores or len(os.sched_getaffinity(0)), units // MIN_UNITS))
 
 
 class Crew(AbstractContextManager["Crew"]):

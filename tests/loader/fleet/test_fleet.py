@@ -1,12 +1,5 @@
 """A fleet on a Ray cluster of two nodes; what goes on there is in `tests.ray_cluster`, run once."""
 
-import importlib.util
-import json
-import os
-import secrets
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,21 +7,18 @@ from typing import Any
 import pytest
 
 from seqmesh.loader.settings import LoaderSettings
+from tests.ray_spaces import short_folder, told_by
 from tests.serving import digests_inline
 from tests.support import long_tail, make_set, settings_for
 
-NAMESPACES = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
-RUN_SECONDS = 240.0  # on a busy machine
 GAP_SECONDS = 20.0  # without a batch, at most; they are printed
 CLOSE_SECONDS = 10.0
-MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """Short, since Ray's sockets are in it, and quick to remove."""
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None, ignore_cleanup_errors=True) as name:
-        yield Path(name)
+    with short_folder() as path:
+        yield path
 
 
 @pytest.fixture(scope="module")
@@ -38,23 +28,7 @@ def settings(folder: Path) -> LoaderSettings:
 
 @pytest.fixture(scope="module")
 def found(folder: Path, settings: LoaderSettings) -> dict[str, Any]:
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("needs ray")
-    try:
-        subprocess.run([*NAMESPACES, "ip", "link", "set", "lo", "up"], check=True, capture_output=True, text=True)
-    except (FileNotFoundError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"needs root, `ip` and namespaces: {getattr(error, 'stderr', error)}")
-    own = {"RAY_AUTH_TOKEN": secrets.token_hex(20), "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": str(folder)}
-    command = ["sh", "-c", 'ip link set lo up && "$0" -m tests.ray_cluster "$@"; exit $?']  # sh takes in orphans
-    result = subprocess.run(
-        [*NAMESPACES, *command, sys.executable, str(folder), settings.to_json()],
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-        env=os.environ | own | {"OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": ""},
-    )
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
-    return dict(json.loads(result.stdout.splitlines()[-1]))
+    return told_by("tests.ray_cluster", folder, settings.to_json())
 
 
 @pytest.fixture(scope="module")
