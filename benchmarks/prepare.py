@@ -20,7 +20,7 @@ only datatrove unless others are asked for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,7 @@ def _peer_rows(found: dict[str, list[Any]], peers: tuple[str, ...]) -> dict[str,
         if not pairs:
             rows[WHOLE + peer], rows[STEADY + peer] = absent(WHOLE, peer, CPU), absent(STEADY, peer, RATE)
             continue
-        rows[WHOLE + peer] = _whole(peer, pairs)
+        rows[WHOLE + peer] = replace(_whole(peer, pairs), note=f"{peer} {version_of(peer)}")
         rows[STEADY + peer] = _steady(peer, pairs)
     return rows
 
