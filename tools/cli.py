@@ -113,8 +113,8 @@ def prepare(
     stopped."""
     from seqmesh.tools import prepare as command
 
-    command.run(
-        inputs=inputs,
+    options = command.PrepareOptions(
+        inputs=tuple(inputs),
         out=out,
         tokenizer=tokenizer,
         engine=engine,
@@ -122,19 +122,17 @@ def prepare(
         bod_token=bod_token,
         parse_special=parse_special,
         pattern=pattern,
-        special=special or (),
+        special=tuple(special or ()),
         shard_tokens=shard_tokens,
         max_tokens=max_tokens,
         on_error=on_error,
         text_column=text_column,
         id_column=id_column,
         source_column=source_column,
-        keep=keep or (),
+        keep=tuple(keep or ()),
         chat_column=chat_column,
         chat_template=chat_template,
         longest_record=longest_record,
-        json_file=json_file,
-        html=html,
         min_tokens=min_tokens,
         max_document_tokens=max_document_tokens,
         dedup=dedup,
@@ -144,6 +142,7 @@ def prepare(
         on=on,
         ray_address=ray_address,
     )
+    command.run(options, json_file=json_file, html=html)
 
 
 @app.command()

@@ -77,14 +77,14 @@ def run(*, folder: Path, console: Console | None = None) -> None:
     _heading(console, "1. corpus: this machine's Python sources")
     corpus.run(out=folder / "corpus.jsonl", seed=SEED, max_bytes=MAX_BYTES, console=console)
     _heading(console, "2. prepare: a tokenizer and shards")
-    prepare.run(
-        inputs=[str(folder / "corpus.jsonl")],
+    options = prepare.PrepareOptions(
+        inputs=(str(folder / "corpus.jsonl"),),
         out=folder / "shards",
         tokenizer=f"train:{VOCABULARY}",
         max_tokens=MAX_TOKENS,
         shard_tokens=2_000_000,
-        console=console,
     )
+    prepare.run(options, console=console)
     config = write_config(folder)
     _heading(console, f"3. train on {RANKS} ranks, to be killed after step {KILL_AFTER}")
     train_until_killed(folder / "job.yaml", Path(config.run), after=KILL_AFTER)

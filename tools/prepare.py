@@ -219,34 +219,8 @@ def _prepare(
 
 
 def run(
+    options: PrepareOptions,
     *,
-    inputs: Sequence[str],
-    out: Path,
-    tokenizer: str,
-    engine: EngineName = "auto",
-    eod_token: str = AUTO,
-    bod_token: str = NONE,
-    parse_special: bool = False,
-    pattern: str | None = None,
-    special: Sequence[str] = (),
-    shard_tokens: int = DEFAULT_SHARD_TOKENS,
-    max_tokens: int | None = None,
-    on_error: OnError = "stop",
-    text_column: str = "text",
-    id_column: str = "id",
-    source_column: str = "source",
-    keep: Sequence[str] = (),
-    chat_column: str | None = None,
-    chat_template: str = CHATML,
-    longest_record: int = LONGEST_RECORD,
-    min_tokens: int | None = None,
-    max_document_tokens: int | None = None,
-    dedup: bool = False,
-    sample: float | None = None,
-    seed: int = 0,
-    workers: int | None = 1,
-    on: Where = "local",
-    ray_address: str = "auto",
     json_file: Path | None = None,
     html: Path | None = None,
     console: Console | None = None,
@@ -254,41 +228,12 @@ def run(
     """The whole command: prepare with progress on the console, then a table of what came out, which is also written to
     `json_file` and `html` where they are given."""
     check_folders(json_file, html)
-    options = PrepareOptions(
-        inputs=tuple(inputs),
-        out=out,
-        tokenizer=tokenizer,
-        engine=engine,
-        eod_token=eod_token,
-        bod_token=bod_token,
-        parse_special=parse_special,
-        pattern=pattern,
-        special=tuple(special),
-        shard_tokens=shard_tokens,
-        max_tokens=max_tokens,
-        on_error=on_error,
-        text_column=text_column,
-        id_column=id_column,
-        source_column=source_column,
-        keep=tuple(keep),
-        chat_column=chat_column,
-        chat_template=chat_template,
-        longest_record=longest_record,
-        min_tokens=min_tokens,
-        max_document_tokens=max_document_tokens,
-        dedup=dedup,
-        sample=sample,
-        seed=seed,
-        workers=workers,
-        on=on,
-        ray_address=ray_address,
-    )
     console = console or Console()
     with progress_display(console) as progress:
         report = prepare(
             options, say=lambda message: console.print(message, markup=False, highlight=False), progress=progress
         )
-    print_report(console, report, out, json_file=json_file, html=html)
+    print_report(console, report, options.out, json_file=json_file, html=html)
     return report
 
 

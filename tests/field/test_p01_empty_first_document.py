@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from seqmesh.loader.manifest import read_manifest
-from seqmesh.tools.prepare import run
+from seqmesh.tools.prepare import PrepareOptions, run
 from seqmesh.tools.prepare_report import PrepareReport
 
 
@@ -18,7 +18,7 @@ def prepared(tmp_path: Path, texts: list[str]) -> PrepareReport:
     """The command as the user runs it: returning is exit code 0."""
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return run(inputs=[str(path)], out=tmp_path / "out", tokenizer="train:300")
+    return run(PrepareOptions(inputs=(str(path),), out=tmp_path / "out", tokenizer="train:300"))
 
 
 def rows(folder: Path) -> list[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from seqmesh.loader.manifest import MANIFEST_NAME, read_manifest
-from seqmesh.tools.prepare import run
+from seqmesh.tools.prepare import PrepareOptions, run
 
 LINES = [
     b'{"text": "good"}\n',
@@ -32,14 +32,14 @@ def test_the_first_bad_line_stops_the_job_and_is_named(source: Path, tmp_path: P
     with pytest.raises(
         ValueError, match=rf"{source}, line 2 \(byte offset {len(LINES[0])}\): more than one JSON value"
     ):
-        run(inputs=[str(source)], out=out, tokenizer="train:300")
+        run(PrepareOptions(inputs=(str(source),), out=out, tokenizer="train:300"))
     assert not (out / MANIFEST_NAME).exists()
     assert not list(out.glob("*.arrow"))
 
 
 def test_skipped_lines_are_kept_aside_with_reasons_and_counted(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    run(inputs=[str(source)], out=out, tokenizer="train:300", on_error="skip")
+    run(PrepareOptions(inputs=(str(source),), out=out, tokenizer="train:300", on_error="skip"))
     counts = read_manifest(out).counts
     assert (counts["documents_in"], counts["documents_out"], counts["empty"], counts["refused"]) == (6, 2, 0, 4)
     entries = [json.loads(line) for line in (out / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()]

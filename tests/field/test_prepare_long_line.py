@@ -13,7 +13,7 @@ import pytest
 from seqmesh.loader.manifest import MANIFEST_NAME, read_manifest
 from seqmesh.tools.documents import read_records
 from seqmesh.tools.inputs import find_files
-from seqmesh.tools.prepare import run
+from seqmesh.tools.prepare import PrepareOptions, run
 from seqmesh.tools.records import BadRecord
 from seqmesh.tools.units.cut import units
 from seqmesh.tools.units.page import page_of
@@ -23,9 +23,13 @@ def test_a_long_line_stops_the_run_by_its_place_or_is_kept_aside(tmp_path: Path)
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "a"}\n{"text": "' + "b" * 5000 + '"}\n{"text": "c"}\n')
     with pytest.raises(ValueError, match=r"line 2 \(byte offset 14\): longer than the 1,000 bytes that a record may"):
-        run(inputs=[str(path)], out=tmp_path / "stop", tokenizer="train:300", longest_record=1000)
+        run(PrepareOptions(inputs=(str(path),), out=tmp_path / "stop", tokenizer="train:300", longest_record=1000))
     assert not (tmp_path / "stop" / MANIFEST_NAME).exists()
-    run(inputs=[str(path)], out=tmp_path / "skip", tokenizer="train:300", longest_record=1000, on_error="skip")
+    run(
+        PrepareOptions(
+            inputs=(str(path),), out=tmp_path / "skip", tokenizer="train:300", longest_record=1000, on_error="skip"
+        )
+    )
     counts = read_manifest(tmp_path / "skip").counts
     assert (counts["documents_in"], counts["documents_out"], counts["refused"]) == (3, 2, 1)
     (entry,) = map(json.loads, (tmp_path / "skip" / "quarantine.jsonl").read_text().splitlines())

@@ -15,7 +15,7 @@ import pytest
 from seqmesh.loader.manifest import read_manifest
 from seqmesh.tools.documents import read_records
 from seqmesh.tools.inputs import find_files
-from seqmesh.tools.prepare import run
+from seqmesh.tools.prepare import PrepareOptions, run
 from seqmesh.tools.reading import rows as rows_module
 from seqmesh.tools.records import BadRecord, Columns, Cursor, Document, Record
 
@@ -192,7 +192,7 @@ def test_parquet_and_jsonl_of_the_same_documents_give_the_same_shards(
     lines = (json.dumps({"text": text, "id": name}) + "\n" for text, name in zip(texts, names, strict=True))
     (tmp_path / "in.jsonl").write_text("".join(lines))
     for kind in ("parquet", "jsonl"):
-        run(inputs=[str(tmp_path / f"in.{kind}")], out=tmp_path / kind, tokenizer=str(tokenizer_path))
+        run(PrepareOptions(inputs=(str(tmp_path / f"in.{kind}"),), out=tmp_path / kind, tokenizer=str(tokenizer_path)))
     assert read_manifest(tmp_path / "parquet") == read_manifest(tmp_path / "jsonl")
 
 

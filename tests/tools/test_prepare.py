@@ -224,7 +224,10 @@ def test_the_command_prints_engine_progress_and_a_table(jsonl: Path, tmp_path: P
     for terminal in (False, True):
         output = io.StringIO()
         console = Console(file=output, force_terminal=terminal, width=100)
-        run(inputs=[str(jsonl)], out=tmp_path / f"out{terminal}", tokenizer=str(tokenizer_path), console=console)
+        run(
+            PrepareOptions(inputs=(str(jsonl),), out=tmp_path / f"out{terminal}", tokenizer=str(tokenizer_path)),
+            console=console,
+        )
         printed = output.getvalue()
         assert "engine: tiktoken (gave the ids of tokenizers on" in printed
         assert "documents kept" in printed

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from seqmesh.loader.manifest import Manifest, read_manifest
-from seqmesh.tools.prepare import run
+from seqmesh.tools.prepare import PrepareOptions, run
 from seqmesh.tools.prepare_report import PrepareReport
 from seqmesh.tools.prepared.account import MOST_REASONS, OTHER_REASONS, account_of, length_bins
 from seqmesh.tools.prepared.page import binary, report_page
@@ -141,11 +141,11 @@ def test_short_numbers() -> None:
 def test_the_command_writes_what_it_is_asked_for(tmp_path: Path, texts: list[str]) -> None:
     lines = [json.dumps({"text": text}) for text in texts] + ["{}", '{"text": "  "}']
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    options = PrepareOptions(
+        inputs=(str(tmp_path / "in.jsonl"),), out=tmp_path / "out", tokenizer="train:300", on_error="skip"
+    )
     run(
-        inputs=[str(tmp_path / "in.jsonl")],
-        out=tmp_path / "out",
-        tokenizer="train:300",
-        on_error="skip",
+        options,
         json_file=tmp_path / "report.json",
         html=tmp_path / "report.html",
         console=Console(file=io.StringIO()),
@@ -156,4 +156,7 @@ def test_the_command_writes_what_it_is_asked_for(tmp_path: Path, texts: list[str
     assert found["counts"]["documents_in"] == len(texts) + 2
     assert (tmp_path / "report.html").stat().st_size > 2000
     with pytest.raises(FileNotFoundError, match="is no folder"):
-        run(inputs=["-"], out=tmp_path / "out2", tokenizer="train:300", html=tmp_path / "absent" / "report.html")
+        run(
+            PrepareOptions(inputs=("-",), out=tmp_path / "out2", tokenizer="train:300"),
+            html=tmp_path / "absent" / "report.html",
+        )
