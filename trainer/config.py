@@ -22,7 +22,8 @@ from seqmesh.loader.settings import LoaderSettings, TokenField
 from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.checkpoint import CheckpointConfig
 from seqmesh.trainer.model import ModelConfig
-from seqmesh.trainer.optim import OptimConfig
+from seqmesh.trainer.optim.config import OptimConfig
+from seqmesh.trainer.replicas.replica import Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class TrainConfig:
     """run: folder for logs, checkpoints and the resolved configuration. steps: optimizer steps in all. ranks:
     processes on this machine. seed: of the weights. timeout: seconds that any wait for the loader or another rank may
     take. credit_bytes: batches that the loader may send ahead, in bytes. cost: a file of `seqmesh bench calibrate`, or
-    None to count the work of the model's shape. The number of ranks and the cost model that the loader balances by come
+    None to count the work of the model's shape. sharding: how model and optimizer lie on the ranks; None for what suits
+    `loader.mode`. The number of ranks and the cost model that the loader balances by come
     from here, not from `loader`.
     """
 
@@ -48,6 +50,7 @@ class TrainConfig:
     timeout: float = 120.0
     credit_bytes: int = 64 << 20
     cost: str | None = None
+    sharding: Sharding | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "ranks", "credit_bytes"):

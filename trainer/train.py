@@ -26,13 +26,12 @@ from seqmesh.loader.cost_file import cost_digest
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.cost import CostModel
-from seqmesh.trainer.checkpoint import gather_tensors, load_checkpoint, newest_checkpoint, save_checkpoint
+from seqmesh.trainer.checkpoint import gather_saved, load_saved, newest_checkpoint, save_checkpoint
 from seqmesh.trainer.config import TrainConfig, load_config, save_config
 from seqmesh.trainer.model import Transformer
 from seqmesh.trainer.monitor import JsonLines, StepClock, make_record, step_line
-from seqmesh.trainer.optim import make_optimizer
 from seqmesh.trainer.parallel import Ranks, end_with_parent, join_ranks
-from seqmesh.trainer.replica import make_replica
+from seqmesh.trainer.replicas import make_replica
 from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
 
 Say = Callable[[str], object]
@@ -55,8 +54,8 @@ class Job:
         self.folder = Path(config.run)
         self.say: Say = say if ranks.is_first else lambda _text: None
         self.model = Transformer(config.model, seed=config.seed).to(ranks.device, getattr(torch, config.dtype))
-        self.replica = make_replica(self.model, ranks, config.loader.mode, extra=EXTRA)
-        self.optimizer = make_optimizer(self.model.parameters(), config.optim)
+        self.replica = make_replica(self.model, ranks, config.loader.mode, config.sharding, extra=EXTRA)
+        self.optimizer = self.replica.make_optimizer(config.optim)
         self.traffic = Traffic()
         self.cost = cost_digest(loader.settings.cost or CostModel())
         self.agreed = ""  # digest of the plan that all ranks are known to have for the next step
@@ -69,7 +68,8 @@ class Job:
         if step < 0:
             return
         path = self.folder / f"step-{step:08d}"
-        state = load_checkpoint(path, self.model, self.optimizer)
+        state = load_saved(path, self.replica.tensors(self.optimizer))
+        self.replica.loaded(self.optimizer)
         self.loader.load_state_dict(state["loader"])
         self.step = state["step"]
         self.say(f"resumed from {path}")
@@ -124,6 +124,7 @@ class Job:
     ) -> tuple[StepResult, PackedBatch[Tensor], str] | None:
         """One step, the last of its batches, and the digest of them all; None where the data end."""
         digests: list[str] = []
+        self.replica.begin_step()
         while True:
             with clock.phase("data"):
                 batch = next(batches, None)
@@ -159,7 +160,7 @@ class Job:
     def _save_if_due(self, *, last_step: bool) -> None:
         if not (last_step or self.step % self.config.checkpoint.every == 0):
             return
-        tensors = gather_tensors(self.model, self.optimizer)
+        tensors = gather_saved(self.replica.tensors(self.optimizer))
         if self.ranks.is_first:
             state = {"loader": self.loader.state_dict(), "ranks": self.ranks.count, "cost": self.cost}
             path = save_checkpoint(self.folder, self.step, tensors, state, keep=self.config.checkpoint.keep)

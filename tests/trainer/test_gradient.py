@@ -18,7 +18,7 @@ from seqmesh.packer.cost import CostModel
 from seqmesh.packer.pieces import rows_sent
 from seqmesh.trainer.model import ModelConfig, Transformer
 from seqmesh.trainer.parallel import Ranks
-from seqmesh.trainer.replica import make_replica
+from seqmesh.trainer.replicas import make_replica
 from seqmesh.trainer.step import EXTRA, accumulate
 from tests.ranks import run_ranks
 from tests.support import documents_of, make_set, settings_for
