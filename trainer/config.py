@@ -32,8 +32,7 @@ class TrainConfig:
     processes on this machine. seed: of the weights. timeout: seconds that any wait for the loader or another rank may
     take. credit_bytes: batches that the loader may send ahead, in bytes. cost: a file of `seqmesh bench calibrate`, or
     None to count the work of the model's shape. sharding: how model and optimizer lie on the ranks; None for what suits
-    `loader.mode`. The number of ranks and the cost model that the loader balances by come
-    from here, not from `loader`.
+    `loader.mode`. The number of ranks and the cost model that the loader balances by come from here, not from `loader`.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}

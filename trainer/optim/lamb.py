@@ -21,12 +21,14 @@ Sum = Callable[[Tensor], None]  # replaces a tensor by its sum over the ranks th
 
 
 class Lamb(torch.optim.Optimizer):
-    """groups: as torch has them. trained: what lies in their parameters. sum_: None where every rank has all."""
+    """groups: as torch has them. trained: what lies in their parameters, of `count` parameters of the model. sum_: None
+    where every rank has all."""
 
     def __init__(
         self,
         groups: list[dict[str, Any]],
         trained: Sequence[Trained],
+        count: int,
         *,
         lr: float,
         betas: tuple[float, float],
@@ -35,7 +37,7 @@ class Lamb(torch.optim.Optimizer):
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
         self._trained = {each.parameter: each for each in trained}
-        self._count = 1 + max((owner for each in trained for owner in each.owners), default=-1)
+        self._count = count
         self._sum = sum_
 
     @torch.no_grad()
@@ -47,8 +49,8 @@ class Lamb(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter, step in zip(group["params"], self._adam_steps(group), strict=True):
                 parts = self._trained[parameter]
-                weights += torch.split(local(parameter).view(-1), parts.sizes)
-                steps += torch.split(step.view(-1), parts.sizes)
+                weights += torch.split(local(parameter).view(-1), list(parts.sizes))
+                steps += torch.split(step.view(-1), list(parts.sizes))
                 owners += parts.owners
         factors = [
             -group["lr"] for group in self.param_groups for p in group["params"] for _ in self._trained[p].owners

@@ -15,17 +15,19 @@ from seqmesh.trainer.optim.trained import Trained, each_by_itself
 
 def make_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> torch.optim.Optimizer:
     """Over a model's parameters, all of them on this rank."""
-    return make_optimizer_over(each_by_itself(parameters), config)
+    trained = each_by_itself(parameters)
+    return make_optimizer_over(trained, len(trained), config)
 
 
 def make_optimizer_over(
-    trained: Sequence[Trained], config: OptimConfig, sum_: Sum | None = None
+    trained: Sequence[Trained], count: int, config: OptimConfig, sum_: Sum | None = None
 ) -> torch.optim.Optimizer:
-    """Over what this rank has to update. sum_: sums over the ranks, where parameters lie on several."""
+    """Over what this rank has to update of the model's `count` parameters. sum_: sums over the ranks, where parameters
+    lie on several."""
     groups: list[dict[str, Any]] = [
         {"params": [each.parameter for each in trained if each.decayed], "weight_decay": config.weight_decay},
         {"params": [each.parameter for each in trained if not each.decayed], "weight_decay": 0.0},
     ]
     if config.name == "lamb":
-        return Lamb(groups, trained, lr=config.lr, betas=config.betas, eps=config.eps, sum_=sum_)
+        return Lamb(groups, trained, count, lr=config.lr, betas=config.betas, eps=config.eps, sum_=sum_)
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)

@@ -67,7 +67,7 @@ class OptimizerSharded:
         return Trained(parameter=parameter, decayed=decayed, owners=tuple(held), sizes=tuple(held.values()))
 
     def make_optimizer(self, config: OptimConfig) -> torch.optim.Optimizer:
-        return make_optimizer_over(self._trained, config, self._ranks.sum_)
+        return make_optimizer_over(self._trained, len(self._slots), config, self._ranks.sum_)
 
     def begin_step(self) -> None:
         pass

@@ -45,7 +45,7 @@ class ParametersSharded:
         self._reduce_in_backward(self.runs_every_wave)
 
     def make_optimizer(self, config: OptimConfig) -> torch.optim.Optimizer:
-        return make_optimizer_over(each_by_itself(self._named.values()), config, self._ranks.sum_)
+        return make_optimizer_over(each_by_itself(self._named.values()), len(self._named), config, self._ranks.sum_)
 
     def begin_step(self) -> None:
         """Gathers, in order of use: all that are kept; or the first two, from which on each starts the next."""
@@ -110,8 +110,6 @@ def _shard(model: Transformer, ranks: Ranks, *, gather_again: bool) -> list[FSDP
     for each in order:
         each.set_gradient_divide_factor(1.0)
         each.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
-        each.set_unshard_async_op(True)
     for each, following in itertools.pairwise(order):
-        each.set_modules_to_forward_prefetch([following])
-        following.set_modules_to_backward_prefetch([each])
+        each.set_modules_to_forward_prefetch([following])  # backward, FSDP goes back in the order it saw
     return order
