@@ -91,7 +91,7 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
                     break
             replica.reduce_()
             replica.update(recorder)
-            gradients.append(flat(whole(replica.tensors(recorder)), "optimizer/", "/exp_avg"))
+            gradients.append(flat(whole(replica.tensors(recorder), "optimizer/", "/exp_avg")))
             supervised = batch.supervised_tokens_in_step
             results.append(finish_step(replica, optimizer, job.optim, supervised=supervised, step=step, steps=STEPS))
     return Taken(
@@ -99,7 +99,7 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
         results=results,
         counts=counts,
         sent=traffic.sent,
-        weights=flat(whole(replica.tensors(optimizer)), "model/"),
+        weights=flat(whole(replica.tensors(optimizer), "model/")),
         own=digest(model),
         groups=groups_now() - groups,
     )
@@ -117,30 +117,36 @@ def digest(model: nn.Module) -> str:
     return hashlib.sha256(b"".join(p.numpy().tobytes() for p in every)).hexdigest()
 
 
-def whole(saved: Saved) -> dict[str, Tensor]:
-    """Whole tensors, on every rank; all ranks must call it."""
-    return {name: _whole(value) for name, value in saved.items()}
+def whole(saved: Saved, prefix: str = "", suffix: str = "") -> dict[str, Tensor]:
+    """Whole tensors of the names with this beginning and end, on every rank; all ranks must call it."""
+    chosen = {name: value for name, value in saved.items() if name.startswith(prefix) and name.endswith(suffix)}
+    parts = {name: value for name, value in chosen.items() if isinstance(value, Part)}
+    plain = {name: _whole(value) for name, value in chosen.items() if not isinstance(value, Part)}
+    return plain | (_join(parts) if parts else {})
 
 
-def _whole(value: Tensor | DTensor | Part) -> Tensor:
-    if isinstance(value, DTensor):
-        return value.full_tensor().clone()
-    if isinstance(value, Tensor):
-        return value.clone()
-    rows = torch.zeros(value.shape, dtype=value.local.dtype)
-    here = torch.zeros(value.shape[:1] or (1,), dtype=torch.int64)
-    rows[value.start : value.start + len(value.local)] = value.local
-    here[value.start : value.start + len(value.local)] = 1
-    dist.all_reduce(rows)
-    dist.all_reduce(here)
-    assert here.eq(1).all(), "a row is on no rank or on two"
-    return rows
+def _whole(value: Tensor | DTensor) -> Tensor:
+    return value.full_tensor().clone() if isinstance(value, DTensor) else value.clone()
 
 
-def flat(tensors: dict[str, Tensor], prefix: str, suffix: str = "") -> Vector:
-    """All tensors of a kind end to end, in the order of their names."""
-    names = sorted(name for name in tensors if name.startswith(prefix) and name.endswith(suffix))
-    return np.concatenate([tensors[name].double().numpy().ravel() for name in names])
+def _join(parts: dict[str, Part]) -> dict[str, Tensor]:
+    """All of them in one reduction, in which a second number counts who holds each element."""
+    both = {name: torch.zeros(2, *part.shape, dtype=part.local.dtype) for name, part in parts.items()}
+    for name, part in parts.items():
+        rows = slice(part.start, part.start + len(part.local))
+        values, holders = both[name].view(2, part.shape[0] if part.shape else 1, -1)
+        values[rows], holders[rows] = part.local.view(len(part.local), -1), 1
+    end_to_end = torch.cat([each.flatten() for each in both.values()])
+    dist.all_reduce(end_to_end)
+    joined = torch.split(end_to_end, [each.numel() for each in both.values()])
+    tensors = {name: each.view(2, *parts[name].shape) for name, each in zip(both, joined, strict=True)}
+    assert all(each[1].eq(1).all() for each in tensors.values()), "a row is on no rank or on two"
+    return {name: each[0] for name, each in tensors.items()}
+
+
+def flat(tensors: dict[str, Tensor]) -> Vector:
+    """All tensors end to end, in the order of their names."""
+    return np.concatenate([tensors[name].double().numpy().ravel() for name in sorted(tensors)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,10 +181,10 @@ def reference(
             layout = Layout(torch.tensor([0, len(ids)], dtype=torch.int32), len(ids))
             loss, _ = cross_entropy_sum(model(ids, torch.arange(len(ids)), layout), labels)
             torch.autograd.backward(loss / max(supervised, 1))
-        gradients.append(flat({name: _gradient(p) for name, p in model.named_parameters()}, ""))
+        gradients.append(flat({name: _gradient(p) for name, p in model.named_parameters()}))
         if supervised:
             update(learning_rate(optim, number, STEPS))
-    return Reference(gradients=gradients, weights=flat({n: p.detach() for n, p in model.named_parameters()}, ""))
+    return Reference(gradients=gradients, weights=flat({n: p.detach() for n, p in model.named_parameters()}))
 
 
 def labels_of(ids: npt.NDArray[Any], spans: Spans) -> Tensor:

@@ -46,17 +46,16 @@ class Lamb(torch.optim.Optimizer):
         weights: list[Tensor] = []
         steps: list[Tensor] = []
         owners: list[int] = []
+        rates: list[float] = []
         for group in self.param_groups:
             for parameter, step in zip(group["params"], self._adam_steps(group), strict=True):
                 parts = self._trained[parameter]
                 weights += torch.split(local(parameter).view(-1), list(parts.sizes))
                 steps += torch.split(step.view(-1), list(parts.sizes))
                 owners += parts.owners
-        factors = [
-            -group["lr"] for group in self.param_groups for p in group["params"] for _ in self._trained[p].owners
-        ]
+                rates += [group["lr"]] * len(parts.owners)
         ratios = self._trust_ratios(weights, steps, owners)
-        torch._foreach_mul_(steps, [factor * ratios[owner] for factor, owner in zip(factors, owners, strict=True)])
+        torch._foreach_mul_(steps, [-rate * ratios[owner] for rate, owner in zip(rates, owners, strict=True)])
         torch._foreach_add_(weights, steps)
 
     def _adam_steps(self, group: dict[str, Any]) -> list[Tensor]:
@@ -71,11 +70,11 @@ class Lamb(torch.optim.Optimizer):
         torch._foreach_lerp_(means, gradients, 1 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+        unbiased = (1 - beta2**count) ** 0.5
         roots = torch._foreach_sqrt(squares)
-        torch._foreach_div_(roots, (1 - beta2**count) ** 0.5)
-        torch._foreach_add_(roots, group["eps"])
-        torch._foreach_mul_(roots, 1 - beta1**count)
+        torch._foreach_add_(roots, group["eps"] * unbiased)
         steps = list(torch._foreach_div(means, roots))
+        torch._foreach_mul_(steps, unbiased / (1 - beta1**count))
         if group["weight_decay"]:
             torch._foreach_add_(steps, weights, alpha=group["weight_decay"])
         return steps
