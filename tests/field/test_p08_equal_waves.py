@@ -3,11 +3,9 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from seqmesh.packer import CostModel, Mesh, check_plan, plan_step
-from tests.support import make_set, settings_for
-from tests.trainer.test_gradient import CONFIG, check_gradients
+from tests.trainer.test_gradient import Case, check_cases
 
 LENGTHS = [8, 8, 8, 2, 2]
 COST = CostModel(linear=1, quadratic=1)
@@ -29,7 +27,6 @@ def test_ranks_with_less_run_fillers() -> None:
     assert [len(plan.pieces(1, wave)) for wave in range(2)] == [1, 0]
 
 
-@pytest.mark.parametrize("mode", ["waves", "free"])
-def test_the_gradient_is_that_of_one_process(tmp_path: Path, mode: str) -> None:
-    data = make_set(tmp_path, LENGTHS, vocab=CONFIG.vocab_size)
-    check_gradients(LENGTHS, settings_for(data, ranks=2, capacity=8, tokens_per_step=24, mode=mode, epochs=None))
+def test_the_steps_are_those_of_one_process(tmp_path: Path) -> None:
+    settings = {"capacity": 8, "tokens_per_step": sum(LENGTHS), "cost": COST}
+    check_cases(tmp_path, {"p08": Case(lengths=LENGTHS, settings=settings)}, 2)
