@@ -1,9 +1,9 @@
 """`seqmesh bench lamb`: what an optimizer's step takes on parameters that lie on several ranks.
 
 Real ranks (gloo), one thread each, on the shapes of a small model, every parameter cut over all ranks (DTensor): our
-LAMB beside timm's, which takes the same steps (how far they come apart is measured, too), and AdamW fused beside torch's
-plain one. `stretches` is our LAMB where the shard is a stretch of one buffer, as `sharding: optimizer` has it. The time
-is that of the slowest rank; counted are the exchanges that a step starts.
+LAMB beside timm's, which takes the same steps (how far they come apart is measured, too), and AdamW fused beside plain.
+`stretches` is our LAMB where the shard is a stretch of one buffer, as `sharding: optimizer` has it. The time is that of
+the slowest rank; counted are the exchanges that a step starts.
 """
 
 from __future__ import annotations
