@@ -1,0 +1,60 @@
+"""What one rank trains: the parts of a job, put together from its configuration. Loop and checkpoints work on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from seqmesh.loader.cost_file import cost_digest
+from seqmesh.loader.embedded import Loader
+from seqmesh.packer.cost import CostModel
+from seqmesh.trainer.config import TrainConfig
+from seqmesh.trainer.model import Transformer
+from seqmesh.trainer.optim import make_optimizer
+from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.replica import Replica, make_replica
+from seqmesh.trainer.step import EXTRA
+
+Say = Callable[[str], object]
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """say: gets the first rank's lines for people. step: steps done."""
+
+    config: TrainConfig
+    ranks: Ranks
+    loader: Loader
+    say: Say
+    model: Transformer
+    replica: Replica
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """Of logs and checkpoints."""
+        return Path(self.config.run)
+
+    @property
+    def cost(self) -> str:
+        """Digest of what ranks are balanced by."""
+        return cost_digest(self.loader.settings.cost or CostModel())
+
+
+def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job:
+    """A job at step 0."""
+    model = Transformer(config.model, seed=config.seed).to(ranks.device, getattr(torch, config.dtype))
+    replica = make_replica(model, ranks, config.loader.mode, extra=EXTRA)
+    return Job(
+        config=config,
+        ranks=ranks,
+        loader=loader,
+        say=say if ranks.is_first else lambda _text: None,
+        model=model,
+        replica=replica,
+        optimizer=make_optimizer(model.parameters(), config.optim),
+    )
