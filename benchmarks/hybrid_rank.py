@@ -27,7 +27,6 @@ from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.shards import ShardSet
 from seqmesh.loader.stream import Draw, start_state
 from seqmesh.loader.tensors import TensorMaker
-from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.plan import Mode, StepPlan
 from seqmesh.trainer.model import ModelConfig, Transformer
 from seqmesh.trainer.parallel import Ranks
@@ -121,19 +120,17 @@ def turn_of(
 ) -> Turn:
     """The candidate's batches on this rank."""
     cost, capacity = config.shape.cost_model(), job.longest if name == PACKED else job.capacity
-    steps = [
-        batches_of(
-            plan_of(name, np.array(lengths), job.capacity, job.longest, ranks.count, cost), rows, shards, ranks.rank
-        )
-        for lengths, rows in zip(job.steps, documents_of(job.steps), strict=True)
-    ]
+    steps = []
+    for numbers, rows in zip(job.steps, documents_of(job.steps), strict=True):
+        lengths, zeros = np.array(numbers), np.zeros_like(rows)
+        plan = plan_of(name, lengths, job.capacity, job.longest, ranks.count, cost)
+        steps.append(batches_of(plan, Draw(rows, zeros, lengths, zeros), shards, ranks.rank))
     return Turn(engines["waves" if name == WAVES else "free"], steps, capacity, ranks, Traffic())
 
 
-def batches_of(plan: StepPlan, rows: Int64Array, shards: ShardSet, rank: int) -> list[PackedBatch[Tensor]]:
+def batches_of(plan: StepPlan, drawn: Draw, shards: ShardSet, rank: int) -> list[PackedBatch[Tensor]]:
     """What the loader would send for the plan of these documents."""
     state = start_state(SEED, 1)
-    drawn = Draw(rows, np.zeros_like(rows), plan.lengths, np.zeros_like(rows))
     scalars: dict[str, int | float | str] = {
         "step": 0,
         "epoch": 0,

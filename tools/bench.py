@@ -27,6 +27,7 @@ MODULES = {
     "loss": "seqmesh.benchmarks.loss",
     "train": "seqmesh.benchmarks.train",
     "hybrid": "seqmesh.benchmarks.hybrid",
+    "curves": "seqmesh.benchmarks.curves",
     "attention": "seqmesh.benchmarks.attention",
     "calibrate": "seqmesh.benchmarks.calibrate",
 }
