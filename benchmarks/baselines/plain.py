@@ -88,7 +88,9 @@ class PlainModel(nn.Module):
 
     def forward(self, ids: Tensor, positions: Tensor, labels: Tensor, bounds: Sequence[int] | None) -> Tensor:
         """ids, labels [B, L], positions [L] -> the sum of the loss."""
-        angles = torch.outer(positions.double(), self.base ** -(torch.arange(0, self.head_width, 2) / self.head_width))
+        angles = torch.outer(
+            positions.double(), self.base ** -(torch.arange(0, self.head_width, 2).double() / self.head_width)
+        )
         cos, sin = (of.repeat(1, 2).to(self.norm.weight.dtype) for of in (angles.cos(), angles.sin()))
         x = self.embedding(ids)
         for block in self.blocks:
