@@ -41,6 +41,35 @@ class Watch:
     deadline: float = math.inf
 
 
+class Signs:
+    """What was heard of every rank: its latest word, and when that came. Times are seconds on one clock."""
+
+    def __init__(self, count: int, now: float) -> None:
+        self.words = [""] * count
+        self._times = [now] * count
+        self._heard = now
+
+    def hear(self, words: Sequence[str], now: float) -> float:
+        """Take in the word of every rank; returns seconds in which nobody listened, as this process did not run: they
+        are nobody's silence."""
+        deaf = max(now - self._heard - 2 * BEAT_SECONDS, 0.0)
+        news = [word != before for word, before in zip(words, self.words, strict=True)]
+        self._times = [now if new else time + deaf for new, time in zip(news, self._times, strict=True)]
+        self.words, self._heard = list(words), now
+        return deaf
+
+    def silent(self, seconds: float, now: float) -> list[int]:
+        """Ranks that have had nothing new to say for so long."""
+        return [rank for rank, time in enumerate(self._times) if now - time > seconds]
+
+    def doing(self) -> str:
+        """What every rank does, those together that do the same; the fewest first, as they keep the others."""
+        groups: dict[str, list[int]] = {}
+        for rank, word in enumerate(self.words):
+            groups.setdefault(word.partition(" ")[2], []).append(rank)
+        return "; ".join(f"{name_ranks(r)}: {place}" for place, r in sorted(groups.items(), key=lambda g: len(g[1])))
+
+
 class Beats:
     """This rank's count, and what is known of the others'. end: gets the sentence, in the watching thread."""
 
@@ -49,15 +78,13 @@ class Beats:
     ) -> None:
         self._store, self._rank, self._watch, self._end = store, rank, watch, end
         self._names = [str(other) for other in range(count)]
-        self._values = [b""] * count  # the latest of each rank, and when it was first seen
-        self._times = [time.monotonic()] * count
-        self._looked = time.monotonic()
+        self._signs = Signs(count, time.monotonic())
         self._all_here = False
         self._ended = threading.Event()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        self._show(0)
+        self._say(0)
         thread = threading.Thread(target=self._run, name="beats", daemon=True)
         thread.start()
         try:
@@ -66,54 +93,40 @@ class Beats:
             self._ended.set()
             thread.join()
 
-    def silent(self, seconds: float) -> list[int]:
-        """Other ranks that gave no sign of life for so long."""
-        now = time.monotonic()
-        return [r for r, since in enumerate(self._times) if now - since > seconds and r != self._rank]
-
     def who_is_lost(self) -> str:
         """After a failed exchange: ranks that are silent, in words."""
         time.sleep(SILENT_SECONDS + BEAT_SECONDS)
-        lost = self.silent(SILENT_SECONDS)
+        lost = self._silent(SILENT_SECONDS)
         return f"{name_ranks(lost)} died or stopped" if lost else "no answer in time, though all ranks are alive"
 
     def _run(self) -> None:
         with contextlib.suppress(dist.DistError):  # the store is gone: so is the job
-            number = 0
+            count = 0
             while not self._ended.wait(BEAT_SECONDS):
-                number += 1
-                self._show(number)
-                self._look()
+                count += 1
+                self._say(count)
+                self._listen()
                 self._judge()
 
-    def _show(self, number: int) -> None:
-        self._store.set(self._names[self._rank], f"{number} {self._watch.doing()}")
+    def _say(self, count: int) -> None:
+        self._store.set(self._names[self._rank], f"{count} {self._watch.doing()}")
 
-    def _look(self) -> None:
-        if not self._all_here:  # asking for a key that is not there yet waits for it
-            self._all_here = self._store.check(self._names)
-            return
-        values, now = self._store.multi_get(self._names), time.monotonic()
-        asleep = max(now - self._looked - 2 * BEAT_SECONDS, 0.0)  # while this process was, others' time did not count
-        self._watch.deadline += asleep
-        for rank, value in enumerate(values):
-            moved = value != self._values[rank]
-            self._values[rank], self._times[rank] = value, now if moved else self._times[rank] + asleep
-        self._looked = now
+    def _listen(self) -> None:
+        # Asking for what is not there yet would wait for it.
+        self._all_here = self._all_here or self._store.check(self._names)
+        if self._all_here:
+            words = [word.decode() for word in self._store.multi_get(self._names)]
+            self._watch.deadline += self._signs.hear(words, time.monotonic())
 
     def _judge(self) -> None:
         watch, here = self._watch, f"rank {self._rank}, {self._watch.doing()}"
-        if lost := self.silent(watch.silence):
+        if lost := self._silent(watch.silence):
             self._end(f"{here}: {name_ranks(lost)} died or stopped: silent for {watch.silence:g} s (heartbeat)")
         elif time.monotonic() > watch.deadline:
-            self._end(f"{here}: not done in time (step_timeout): {self._places()}")
+            self._end(f"{here}: not done in time (step_timeout): {self._signs.doing()}")
 
-    def _places(self) -> str:
-        """What every rank does, those together that do the same; the fewest first, as they keep the others."""
-        groups: dict[str, list[int]] = {}
-        for rank, value in enumerate(self._values):
-            groups.setdefault(value.decode().partition(" ")[2], []).append(rank)
-        return "; ".join(f"{name_ranks(r)}: {place}" for place, r in sorted(groups.items(), key=lambda g: len(g[1])))
+    def _silent(self, seconds: float) -> list[int]:
+        return [rank for rank in self._signs.silent(seconds, time.monotonic()) if rank != self._rank]
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
