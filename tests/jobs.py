@@ -28,6 +28,8 @@ def write_job(folder: Path, data: Path, **changes: Any) -> Path:
         "model": {"vocab_size": VOCAB, "width": 16, "layers": 1, "heads": 2, "kv_heads": 1},
         "optim": {"lr": 1e-2},
         "checkpoint": {"every": 2},
+        "step_timeout": SECONDS,  # other tests run at the same time
+        "heartbeat": SECONDS,
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(job | changes))
     return folder / "job.yaml"
@@ -35,7 +37,7 @@ def write_job(folder: Path, data: Path, **changes: Any) -> Path:
 
 @contextmanager
 def start(job: Path, *overrides: str, before: Callable[[], None] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """The running job; killed at the end of the block if it still runs. before: called in the new process, before the
+    """The running job; killed at the end of the block if it still runs. overrides: and options. before: called in the new process, before the
     command."""
     command = [sys.executable, "-m", "seqmesh.tools.cli", "train", str(job), *overrides]
     with subprocess.Popen(

@@ -406,13 +406,28 @@ def keys(
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(help="A YAML file; docs/training.md lists the settings.")],
+    config: Annotated[Path | None, typer.Argument(help="A YAML file; docs/training.md lists the settings.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change, such as optim.lr=1e-3.")] = None,
+    example: Annotated[bool, typer.Option("--example", help="Print a file to begin with, and stop.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print every setting with its value, and stop.")
+    ] = False,
+    max_restarts: Annotated[int, typer.Option(min=0, help="Start the ranks again after a failure, so many times.")] = 0,
 ) -> None:
     """Train a transformer; resumes from the newest whole checkpoint of its run folder."""
+    if example:
+        from seqmesh.tools.starter import STARTER
+
+        typer.echo(STARTER, nl=False)
+        return
+    if config is None:
+        raise ValueError("name a YAML file of settings; seqmesh train --example prints one to begin with")
     from seqmesh.tools import launch
 
-    launch.run(config=config, overrides=tuple(overrides or ()))
+    if print_config:
+        launch.show(config=config, overrides=tuple(overrides or ()))
+    else:
+        launch.run(config=config, overrides=tuple(overrides or ()), max_restarts=max_restarts)
 
 
 @app.command()

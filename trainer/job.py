@@ -12,6 +12,7 @@ from seqmesh.loader.cost_file import cost_digest
 from seqmesh.loader.embedded import Loader
 from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.config import TrainConfig
+from seqmesh.trainer.flops import Peak, Work, find_peak, make_work
 from seqmesh.trainer.model import Transformer
 from seqmesh.trainer.optim import make_optimizer
 from seqmesh.trainer.parallel import Ranks
@@ -23,7 +24,7 @@ Say = Callable[[str], object]
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """say: gets the first rank's lines for people. step: steps done."""
+    """say: gets the first rank's lines for people. work: what steps are counted as. step: steps done."""
 
     config: TrainConfig
     ranks: Ranks
@@ -32,6 +33,8 @@ class Job:
     model: Transformer
     replica: Replica
     optimizer: torch.optim.Optimizer
+    work: Work
+    peak: Peak
     step: int = 0
 
     @property
@@ -47,7 +50,9 @@ class Job:
 
 def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job:
     """A job at step 0."""
-    model = Transformer(config.model, seed=config.seed).to(ranks.device, getattr(torch, config.dtype))
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    model = Transformer(config.model, seed=config.seed).to(ranks.device, dtype)
+    work = count_work(model)  # before the replica: it may leave a part of every parameter here
     replica = make_replica(model, ranks, config.loader.mode, extra=EXTRA)
     return Job(
         config=config,
@@ -57,4 +62,18 @@ def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job
         model=model,
         replica=replica,
         optimizer=make_optimizer(model.parameters(), config.optim),
+        work=work,
+        peak=find_peak(ranks.device, dtype, config.peak_flops),
+    )
+
+
+def count_work(model: Transformer) -> Work:
+    """Of the whole model, on one rank."""
+    shape = model.config
+    return make_work(
+        block_parameters=sum(p.numel() for p in model.blocks.parameters() if p.ndim > 1),
+        head_parameters=shape.vocab_size * shape.width,
+        heads=shape.heads,
+        head_dim=shape.head_dim,
+        windows=[None] * shape.layers,
     )

@@ -5,15 +5,13 @@ Every collective is called by every rank in the same order. Nothing here is glob
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -22,9 +20,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch forgets to export them
 
 from seqmesh.loader.exchange import exchange_texts
-
-BEAT_SECONDS = 0.5
-SILENT_SECONDS = 2.0  # a rank whose count has not moved for this long, when asked about, has stopped
+from seqmesh.trainer.beats import Beats, Watch
 
 
 class RankError(RuntimeError):
@@ -35,13 +31,15 @@ class RankError(RuntimeError):
 class Ranks:
     """This process's place: `rank` of `count`. With one rank there is no group and nothing is sent.
 
-    beats: a store in which every rank counts on as long as it lives; None with one rank.
+    watch: what this rank's main thread lets the others know, and how long it waits for them. beats: the thread that
+    does; None with one rank.
     """
 
     rank: int
     count: int
     device: torch.device
-    beats: Store | None = None
+    watch: Watch = field(default_factory=Watch)
+    beats: Beats | None = None
 
     @property
     def is_first(self) -> bool:
@@ -77,23 +75,9 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if self.count == 1 or not _is_exchange_failure(error):
+            if self.beats is None or not _is_exchange_failure(error):
                 raise
-            raise RankError(f"{what}: {self._who_is_lost()} ({_first_line(error)})") from error
-
-    def _who_is_lost(self) -> str:
-        """Ranks whose count stands still, in words."""
-        before = self._counts()
-        time.sleep(SILENT_SECONDS)
-        after = self._counts()
-        lost = [rank for rank in range(self.count) if after[rank] == before[rank] and rank != self.rank]
-        if not lost:
-            return "no answer in time, though all ranks are alive"
-        return f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))} died or stopped"
-
-    def _counts(self) -> list[bytes]:
-        assert self.beats is not None
-        return [self.beats.get(str(rank)) for rank in range(self.count)]
+            raise RankError(f"{what}: {self.beats.who_is_lost()} ({_first_line(error)})") from error
 
 
 @contextmanager
@@ -117,40 +101,19 @@ def join_ranks(timeout: float) -> Iterator[Ranks]:
         device_id=device if on_gpu else None,  # connects at once: the first exchange may be between two ranks only
     )
     try:
-        with _beating(dist.get_rank(), timeout) as beats:
-            yield Ranks(dist.get_rank(), count, device, beats)
+        rank, watch = dist.get_rank(), Watch()
+        beats = Beats(_beat_store(timeout), rank, count, watch)
+        with beats.running():
+            yield Ranks(rank, count, device, watch, beats)
     finally:
         dist.destroy_process_group()
 
 
-@contextmanager
-def _beating(rank: int, timeout: float) -> Iterator[Store]:
-    """Count on in a store while the block runs, from a thread: a process that is dead or stopped does not."""
+def _beat_store(timeout: float) -> Store:
+    """On a connection of its own: the process group's may be held by a wait that lasts."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    prefix = f"seqmesh/beats/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-    def connect() -> Store:
-        # A connection of its own: the process group's may be held by a wait that lasts.
-        store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout))
-        return PrefixStore(prefix, store)
-
-    beats, ended = connect(), threading.Event()
-    beats.set(str(rank), "0")
-
-    def beat() -> None:
-        with contextlib.suppress(dist.DistError):  # the store is gone: so is the job
-            count = 0
-            while not ended.wait(BEAT_SECONDS):
-                count += 1
-                beats.set(str(rank), str(count))
-
-    thread = threading.Thread(target=beat, name="beats", daemon=True)
-    thread.start()
-    try:
-        yield connect()
-    finally:
-        ended.set()
-        thread.join()
+    store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout))
+    return PrefixStore(f"seqmesh/beats/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _is_exchange_failure(error: RuntimeError) -> bool:

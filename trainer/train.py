@@ -23,8 +23,10 @@ from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.config import TrainConfig, load_config, save_config
 from seqmesh.trainer.job import Say, make_job
+from seqmesh.trainer.logs import check_installed
 from seqmesh.trainer.loop import run
 from seqmesh.trainer.parallel import Ranks, end_with_parent, join_ranks
+from seqmesh.trainer.process import repeatable
 from seqmesh.trainer.saving import resume
 
 
@@ -41,7 +43,12 @@ def train(config: TrainConfig, say: Say = print) -> int:
     Raises ValueError for a configuration that does not fit the data, RuntimeError where another job uses the run
     folder, LoaderError, CheckpointError, and what torch.distributed raises where another rank is lost.
     """
-    with join_ranks(config.timeout) as ranks, _claim(Path(config.run), ranks):
+    check_installed(config.log)
+    with (
+        repeatable(config.deterministic, config.seed),
+        join_ranks(config.timeout) as ranks,
+        _claim(Path(config.run), ranks),
+    ):
         if ranks.is_first:
             save_config(config, Path(config.run) / "config.yaml")
         settings = loader_settings(config, ranks.count)

@@ -5,6 +5,7 @@ import functools
 import os
 import resource
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -62,21 +63,38 @@ def test_a_rank_that_dies_ends_the_job_and_is_named(tmp_path: Path, data: Path, 
     wait_until(lambda: not list(runtime.iterdir()), 10, "a socket folder was left")
 
 
-def test_a_rank_that_stops_ends_the_job_after_its_timeout_and_is_named(
+def test_a_rank_that_stops_ends_the_job_after_a_heartbeat_and_is_named(
     tmp_path: Path, data: Path, runtime: Path
 ) -> None:
-    job = write_job(tmp_path, data, steps=ENDLESS, timeout=4)
+    job = write_job(tmp_path, data, steps=ENDLESS, heartbeat=2)
     with start(job) as process:
         wait_for_step(process, job, 2)
         stopped = rank_pid(job, 1)
         os.kill(stopped, signal.SIGSTOP)
-        assert process.stdout is not None
-        assert any("rank 1 died or stopped" in line for line in process.stdout)
-        os.kill(stopped, signal.SIGCONT)  # or torchrun takes 30 seconds to end it
-        process.communicate(timeout=SECONDS)
+        began = time.monotonic()
+        output, _ = process.communicate(timeout=SECONDS)  # no exchange would time out before
+        assert time.monotonic() - began < SECONDS / 2
     assert process.returncode == 1
+    assert "rank 1 died or stopped: silent for 2 s (heartbeat)" in output
     assert not any(ranks_of(job))
     assert not Path(f"/proc/{stopped}").exists()
+    wait_until(lambda: not list(runtime.iterdir()), 10, "a socket folder was left")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_dies_is_started_again_with_the_others_and_the_job_goes_on(
+    tmp_path: Path, data: Path, runtime: Path, rank: int
+) -> None:
+    quiet = write_job(make_folder(tmp_path / "quiet"), data, steps=12, ranks=2)
+    finish(quiet)
+    job = write_job(make_folder(tmp_path / "killed"), data, steps=12)
+    with start(job, "--max-restarts", "1") as process:
+        wait_for_step(process, job, 5)
+        os.kill(rank_pid(job, rank), signal.SIGKILL)
+        output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, output
+    assert output.count("resumed from") == 1
+    assert [record["loss"] for record in logged(job).values()] == [record["loss"] for record in logged(quiet).values()]
     wait_until(lambda: not list(runtime.iterdir()), 10, "a socket folder was left")
 
 
