@@ -28,7 +28,8 @@ from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.checkpoint import gather_tensors, load_checkpoint, newest_checkpoint, save_checkpoint
 from seqmesh.trainer.config import TrainConfig, load_config, save_config
-from seqmesh.trainer.model import Transformer
+from seqmesh.trainer.models.huggingface import load_huggingface
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.monitor import JsonLines, StepClock, make_record, step_line
 from seqmesh.trainer.optim import make_optimizer
 from seqmesh.trainer.parallel import Ranks, end_with_parent, join_ranks
@@ -63,10 +64,12 @@ class Job:
         self.step = 0  # steps done
 
     def resume(self) -> None:
-        """Go on from the newest whole checkpoint, the same one on all ranks; begin at 0 where there is none."""
+        """Go on from the newest whole checkpoint, the same one on all ranks; begin at 0 where there is none, with the
+        weights of `init`."""
         newest = newest_checkpoint(self.folder, self.say) if self.ranks.is_first else None
         step = self.ranks.from_first(int(newest.name.rpartition("-")[2]) if newest else -1)
         if step < 0:
+            self._start()
             return
         path = self.folder / f"step-{step:08d}"
         state = load_checkpoint(path, self.model, self.optimizer)
@@ -75,6 +78,11 @@ class Job:
         self.say(f"resumed from {path}")
         if state.get("cost", self.cost) != self.cost:
             self.say("its cost model was another: the same global batches may be spread over the ranks in another way")
+
+    def _start(self) -> None:
+        if self.config.init is not None:
+            load_huggingface(Path(self.config.init), self.config.model, dict(self.model.named_parameters()))
+            self.say(f"starts from {self.config.init}")
 
     def run(self) -> None:
         """All steps that are left; stops early where the data end."""

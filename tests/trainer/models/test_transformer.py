@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from seqmesh.kernels.loss import UNSUPERVISED, cross_entropy_sum
-from seqmesh.trainer.model import ModelConfig, Transformer, init_weights
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.transformer import Transformer, init_weights
 from tests.kernels.reference import layout_of, positions_of, relative_error
 
 CONFIG = ModelConfig(vocab_size=37, width=24, layers=2, heads=4, kv_heads=2, ffn_width=40, init_std=0.2)
