@@ -153,6 +153,9 @@ def _check_ours(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
         raise ValueError(f"tensors lack {', '.join(sorted(missing))}")
     if spare := tensors.keys() - shapes.keys():
         raise ValueError(f"tensors have {', '.join(sorted(spare))}, which the model has not")
+    for name in tensors:
+        if tensors[name].shape != shapes[name]:
+            raise ValueError(f"tensors: {name} is {list(tensors[name].shape)}, in the model {list(shapes[name])}")
 
 
 def _write_parts(folder: Path, tensors: Mapping[str, Tensor], most: int) -> tuple[dict[Path, list[str]], int, str]:

@@ -53,7 +53,7 @@ def from_json(data: Mapping[str, Any]) -> ModelConfig:
     for name, expected in {"hidden_act": "silu", "quantization_config": None, "partial_rotary_factor": 1.0}.items():
         if data.get(name, expected) != expected:
             raise ValueError(f"{name} is {data[name]!r}: this model knows {expected!r} only")
-    heads = data["num_attention_heads"]
+    heads, own_width = data["num_attention_heads"], data.get("head_dim")
     if kind != "llama":
         _check_told(data, ("num_key_value_heads",))
     rope = data.get("rope_parameters") or {}
@@ -63,7 +63,7 @@ def from_json(data: Mapping[str, Any]) -> ModelConfig:
         layers=data["num_hidden_layers"],
         heads=heads,
         kv_heads=data.get("num_key_value_heads") or heads,
-        head_width=data.get("head_dim"),
+        head_width=None if own_width is None or own_width * heads == data["hidden_size"] else own_width,
         ffn_width=data["intermediate_size"],
         block="serial",
         windows=_windows(kind, data),
