@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
@@ -22,21 +21,17 @@ from tests.kernels.reference import allowed_pairs, layout_of, positions_of, rela
 CONFIG = ModelConfig(vocab_size=37, width=24, layers=3, heads=4, kv_heads=2, head_width=8, init_std=0.2)
 SCALING = RotaryScaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=30)
 LENGTHS = [9, 1, 0, 23]
-# All pairs of block and bias; norms, activations, windows and the rest change along with them.
+# All pairs of block and biases; norms, activations, windows and the rest change along with them.
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"block": "parallel", "biases": "none", "norm": "layer", "activation": "gelu", "windows": (5, None)},
+    {"block": "parallel", "biases": "qkv", "tied_embeddings": True, "rope_scaling": SCALING},
+    {"block": "parallel", "biases": "all", "norm": "layer", "activation": "gelu", "windows": (4,), "ffn_width": 40},
+    {"block": "serial", "biases": "none", "windows": (None, 3, 50), "rope_scaling": SCALING},
+    {"block": "serial", "biases": "qkv", "norm": "layer", "activation": "gelu"},
+    {"block": "serial", "biases": "all", "windows": (6,), "tied_embeddings": True},
+)
 VARIANTS = {"the default": replace(CONFIG, width=32, head_width=None)} | {
-    f"{block}, {biases}": replace(CONFIG, block=block, biases=biases, **change)
-    for (block, biases), change in zip(
-        product(("parallel", "serial"), ("none", "qkv", "all")),
-        (
-            {"norm": "layer", "activation": "gelu", "windows": (5, None)},
-            {"tied_embeddings": True, "rope_scaling": SCALING},
-            {"norm": "layer", "windows": (4,), "activation": "gelu", "ffn_width": 40},
-            {"windows": (None, 3, 50), "rope_scaling": SCALING},
-            {"norm": "layer", "activation": "gelu"},
-            {"windows": (6,), "tied_embeddings": True},
-        ),
-        strict=True,
-    )
+    f"{change['block']}, {change['biases']}": replace(CONFIG, **change) for change in CHANGES
 }
 
 
@@ -78,7 +73,7 @@ def test_packed_equals_the_formulas_written_out_document_by_document(name: str) 
         assert float((got - wanted).norm()) <= 1e-12 * max(1.0, float(wanted.norm())), key
 
 
-def plain_logits(config: ModelConfig, w: dict[str, Tensor], ids: Tensor) -> Tensor:
+def plain_logits(config: ModelConfig, w: Mapping[str, Tensor], ids: Tensor) -> Tensor:
     x = w["embedding.weight"][ids]
     for layer in range(config.layers):
         prefix = f"blocks.{layer}."
@@ -94,7 +89,7 @@ def plain_logits(config: ModelConfig, w: dict[str, Tensor], ids: Tensor) -> Tens
     return plain_norm(config, w, "norm", x) @ head.T
 
 
-def plain_norm(config: ModelConfig, w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+def plain_norm(config: ModelConfig, w: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
     if config.norm == "layer":
         x = x - x.mean(dim=1, keepdim=True)
     return x / (x.pow(2).mean(dim=1, keepdim=True) + config.norm_eps).sqrt() * w[f"{name}.weight"] + w.get(
@@ -102,11 +97,11 @@ def plain_norm(config: ModelConfig, w: dict[str, Tensor], name: str, x: Tensor) 
     )
 
 
-def plain_linear(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+def plain_linear(w: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
     return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
 
 
-def plain_mlp(config: ModelConfig, w: dict[str, Tensor], n: Tensor) -> Tensor:
+def plain_mlp(config: ModelConfig, w: Mapping[str, Tensor], n: Tensor) -> Tensor:
     up = plain_linear(w, "mlp.up", n)
     if config.activation == "gelu":
         return plain_linear(w, "mlp.down", up * (1 + torch.erf(up / 2**0.5)) / 2)
@@ -114,7 +109,7 @@ def plain_mlp(config: ModelConfig, w: dict[str, Tensor], n: Tensor) -> Tensor:
     return plain_linear(w, "mlp.down", gate * torch.sigmoid(gate) * up)
 
 
-def plain_attention(config: ModelConfig, w: dict[str, Tensor], n: Tensor, window: int | None) -> Tensor:
+def plain_attention(config: ModelConfig, w: Mapping[str, Tensor], n: Tensor, window: int | None) -> Tensor:
     seen = allowed_pairs([len(n)], causal=True, window=window)
     q, k, v = (plain_linear(w, f"attention.{part}", n) for part in ("query", "key", "value"))
     heads = []
