@@ -24,7 +24,8 @@ from seqmesh.benchmarks.harness import Clock, interleave
 from seqmesh.kernels.layout import Layout, Ring
 from seqmesh.kernels.loss import cross_entropy_sum
 from seqmesh.packer.pieces import chunk_sizes, piece_ranges
-from seqmesh.trainer.model import ModelConfig, Transformer
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.parallel import Ranks
 
 SEED = 0

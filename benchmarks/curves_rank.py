@@ -21,7 +21,7 @@ from seqmesh.benchmarks.hybrid_rank import batches_of
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.planner import Step
 from seqmesh.trainer.config import TrainConfig, load_config
-from seqmesh.trainer.model import Transformer
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import learning_rate, make_optimizer, set_rate
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.replica import make_replica

@@ -28,7 +28,8 @@ from seqmesh.loader.shards import ShardSet
 from seqmesh.loader.stream import Draw, start_state
 from seqmesh.loader.tensors import TensorMaker
 from seqmesh.packer.plan import Mode, StepPlan
-from seqmesh.trainer.model import ModelConfig, Transformer
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.replica import Replica, make_replica
 from seqmesh.trainer.step import EXTRA, accumulate

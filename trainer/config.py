@@ -23,7 +23,10 @@ from seqmesh.loader.settings import LoaderSettings, TokenField
 from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.checkpoint import CheckpointConfig
 from seqmesh.trainer.logs import LogConfig
-from seqmesh.trainer.model import ModelConfig
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.huggingface import CONFIG, huggingface_config
+from seqmesh.trainer.models.llama import check_agreement
+from seqmesh.trainer.models.presets import with_preset
 from seqmesh.trainer.optim import OptimConfig
 
 
@@ -31,8 +34,9 @@ from seqmesh.trainer.optim import OptimConfig
 class TrainConfig:
     """run: folder for logs, checkpoints and the resolved configuration. steps: optimizer steps in all. ranks:
     processes on this machine. seed: of the weights. credit_bytes: batches that the loader may send ahead, in bytes.
-    cost: a file of `seqmesh bench calibrate`, or None to count the work of the model's shape. The number of ranks and
-    the cost model that the loader balances by come from here, not from `loader`.
+    cost: a file of `seqmesh bench calibrate`, or None to count the work of the model's shape. init: a folder of Llama-style
+    Hugging Face weights to start from at step 0, None to draw them. The number of ranks and the cost model that the
+    loader balances by come from here, not from `loader`.
 
     timeout: seconds that any wait for the loader or another rank may take; that is for the start and for checkpoints.
     step_timeout: seconds that a step may take once the first is done, None for ten times the median of the latest, and
@@ -61,6 +65,7 @@ class TrainConfig:
     peak_flops: float | None = None
     credit_bytes: int = 64 << 20
     cost: str | None = None
+    init: str | None = None
 
     def __post_init__(self) -> None:
         if not self.run:
@@ -87,16 +92,21 @@ _ADAPTER = TypeAdapter(TrainConfig)
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a YAML file and apply overrides such as `optim.lr=1e-3` (values are YAML too).
 
-    Raises FileNotFoundError, or ValueError naming every field that is unknown, missing or unfit; of a cost file, too.
+    `model.preset` names a model whose values the section takes where it gives none, and so does the config.json of
+    `init`; what the weights decide must then be alike. Raises FileNotFoundError, or ValueError naming every field that
+    is unknown, missing or unfit; of a cost file, too.
     """
     fields = read_mapping(path)
     for override in overrides:
         _apply(fields, override)
+    theirs = _complete_model(fields)
     try:
         config = _ADAPTER.validate_python(fields)
         refuse_booleans(fields, asdict(config))
     except ValidationError as error:
         raise ValueError(f"{path} does not make a training job: {explain(error, TrainConfig)}") from error
+    if theirs is not None:
+        check_agreement(config.model, theirs, f"{config.init}/{CONFIG}")
     config.cost_model()  # a cost file that can not be used is refused before anything starts
     return config
 
@@ -118,6 +128,22 @@ def refuse_booleans(given: Any, taken: Any, place: str = "") -> None:
             refuse_booleans(given[name], taken[name], f"{place}.{name}" if place else str(name))
     elif isinstance(given, bool) and not isinstance(taken, bool):
         raise ValueError(f"{place} is {str(given).lower()}: must be a number")
+
+
+def _complete_model(fields: dict[str, Any]) -> ModelConfig | None:
+    """Fill the model section in place; returns the model of `init`. A folder that is not there is missed when the job
+    starts from it: one that resumes does not need it."""
+    model, init = fields.get("model", {}), fields.get("init")
+    if not isinstance(model, dict) or not isinstance(init, str | None):
+        return None  # validation says what is wrong
+    model = with_preset(model)
+    theirs = None
+    if init is not None and (not model or (Path(init) / CONFIG).exists()):
+        theirs = huggingface_config(Path(init))
+        model = asdict(theirs) | model
+    if model:
+        fields["model"] = model
+    return theirs
 
 
 def _apply(fields: dict[str, Any], override: str) -> None:

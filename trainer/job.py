@@ -13,7 +13,7 @@ from seqmesh.loader.embedded import Loader
 from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.config import TrainConfig
 from seqmesh.trainer.flops import Peak, Work, find_peak, make_work
-from seqmesh.trainer.model import Transformer
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import make_optimizer
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.replica import Replica, make_replica
@@ -75,5 +75,5 @@ def count_work(model: Transformer) -> Work:
         head_parameters=shape.vocab_size * shape.width,
         heads=shape.heads,
         head_dim=shape.head_dim,
-        windows=[None] * shape.layers,
+        windows=shape.layer_windows,
     )

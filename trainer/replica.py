@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from seqmesh.packer.plan import Mode
-from seqmesh.trainer.model import Transformer
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.parallel import Ranks
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from seqmesh.trainer.checkpoint import gather_tensors, load_checkpoint, newest_checkpoint, save_checkpoint
 from seqmesh.trainer.job import Job
+from seqmesh.trainer.models.huggingface import load_huggingface
 
 
 def resume(job: Job) -> None:
-    """Go on from the newest whole checkpoint, the same one on all ranks; begin at 0 where there is none."""
+    """Go on from the newest whole checkpoint, the same one on all ranks; begin at 0 where there is none, with the weights
+    of `init`."""
     newest = newest_checkpoint(job.folder, job.say) if job.ranks.is_first else None
     step = job.ranks.from_first(int(newest.name.rpartition("-")[2]) if newest else -1)
     if step < 0:
+        _start(job)
         return
     path = job.folder / f"step-{step:08d}"
     state = load_checkpoint(path, job.model, job.optimizer)
@@ -19,6 +24,12 @@ def resume(job: Job) -> None:
     job.say(f"resumed from {path}")
     if state.get("cost", job.cost) != job.cost:
         job.say("its cost model was another: the same global batches may be spread over the ranks in another way")
+
+
+def _start(job: Job) -> None:
+    if job.config.init is not None:
+        load_huggingface(Path(job.config.init), job.config.model, dict(job.model.named_parameters()))
+        job.say(f"starts from {job.config.init}")
 
 
 def save_if_due(job: Job, *, last_step: bool) -> None:

@@ -9,7 +9,8 @@ import torch
 from seqmesh.benchmarks.baselines.plain import PlainModel, packed, padded, rows_of
 from seqmesh.benchmarks.curves import FREE, PADDED, WARM_UP_STEPS, Curve, compare, draw
 from seqmesh.kernels.layout import Layout
-from seqmesh.trainer.model import ModelConfig, Transformer
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.transformer import Transformer
 
 CONFIG = ModelConfig(vocab_size=50, width=16, layers=2, heads=4, kv_heads=2, init_std=0.2)
 

@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from seqmesh.packer.pieces import piece_ranges
 from seqmesh.trainer.flops import find_peak, listed_peak, make_work
 from seqmesh.trainer.job import count_work
-from seqmesh.trainer.model import ModelConfig, Transformer
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.transformer import Transformer
 
 CPU = torch.device("cpu")
 WINDOWS = st.lists(st.none() | st.integers(1, 40), min_size=1, max_size=4)

@@ -16,7 +16,8 @@ from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.cost import CostModel
 from seqmesh.packer.pieces import rows_sent
-from seqmesh.trainer.model import ModelConfig, Transformer
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.replica import make_replica
 from seqmesh.trainer.step import EXTRA, accumulate
