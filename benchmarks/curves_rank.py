@@ -24,7 +24,7 @@ from seqmesh.trainer.config import TrainConfig, load_config
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import learning_rate, make_optimizer, set_rate
 from seqmesh.trainer.parallel import Ranks
-from seqmesh.trainer.replica import make_replica
+from seqmesh.trainer.replicas import make_replica
 from seqmesh.trainer.step import EXTRA, accumulate, finish_step
 from seqmesh.trainer.train import loader_settings
 

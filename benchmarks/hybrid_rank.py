@@ -31,7 +31,7 @@ from seqmesh.packer.plan import Mode, StepPlan
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.parallel import Ranks
-from seqmesh.trainer.replica import Replica, make_replica
+from seqmesh.trainer.replicas import Replica, make_replica
 from seqmesh.trainer.step import EXTRA, accumulate
 
 SEED = 0

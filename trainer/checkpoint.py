@@ -20,10 +20,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from seqmesh.loader.files import checksum, sync_file, sync_folder
+from seqmesh.trainer.part import Part, Saved
+from seqmesh.trainer.replicas.saved import spread_step, whole_tensors
 
+KINDS = ("model", "optimizer")
 Tensors = dict[str, dict[str, Tensor]]  # "model" and "optimizer": whole tensors by name
 
 VERSION = 1
@@ -110,34 +114,47 @@ def verify(path: Path) -> None:
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Verify, then fill model and optimizer; returns the state, with `step`. Raises CheckpointError."""
+    """Verify, then fill a model that lies on this rank alone and its optimizer; otherwise as `load_saved`."""
+    state = load_saved(path, whole_tensors(dict(model.named_parameters()), optimizer))
+    spread_step(optimizer)
+    return state
+
+
+def load_saved(path: Path, saved: Saved) -> dict[str, Any]:
+    """Verify, then copy into `saved`; returns the state, with `step`. Every rank calls it. Raises CheckpointError."""
     verify(path)
     state: dict[str, Any] = json.loads((path / "state.json").read_text())
     if state.get("version") != VERSION:
         raise CheckpointError(f"{path}: has version {state.get('version')}, this seqmesh reads {VERSION}")
     try:
-        _fill_model(model, load_file(path / "model.safetensors"))
-        _fill_optimizer(model, optimizer, load_file(path / "optimizer.safetensors"))
+        for kind in KINDS:
+            _fill(_of_kind(saved, kind), load_file(path / f"{kind}.safetensors"))
     except (RuntimeError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"{path}: does not fit this model: {error}") from error
     return state
 
 
-@torch.no_grad()
 def gather_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
-    """Model and optimizer as whole named tensors on the CPU, whatever the mesh. Every rank must call it."""
-    slots = {
-        f"{name}/{slot}": value
-        for name, parameter in model.named_parameters()
-        for slot, value in optimizer.state.get(parameter, {}).items()
-    }
-    return {
-        "model": {name: _whole(parameter) for name, parameter in model.named_parameters()},
-        "optimizer": {name: _whole(value) for name, value in slots.items()},
-    }
+    """The same of a model that lies on this rank alone."""
+    return gather_saved(whole_tensors(dict(model.named_parameters()), optimizer))
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def gather_saved(saved: Saved) -> Tensors:
+    """Whole named tensors on the CPU, whatever the mesh. Every rank must call it."""
+    return {kind: {name: _whole(value) for name, value in _of_kind(saved, kind).items()} for kind in KINDS}
+
+
+def _of_kind(saved: Saved, kind: str) -> Saved:
+    return {name.removeprefix(f"{kind}/"): value for name, value in saved.items() if name.startswith(f"{kind}/")}
+
+
+@torch.no_grad()
+def _whole(tensor: Tensor | DTensor | Part) -> Tensor:
+    if isinstance(tensor, Part):
+        whole = torch.zeros(tensor.shape, dtype=tensor.local.dtype, device=tensor.local.device)
+        whole[tensor.start : tensor.start + len(tensor.local)] = tensor.local
+        dist.all_reduce(whole)
+        return whole.cpu()
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().cpu().contiguous()
 
@@ -150,27 +167,16 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 @torch.no_grad()
-def _fill_model(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    parameters = dict(model.named_parameters())
-    if parameters.keys() != tensors.keys():
-        raise KeyError(f"parameters {sorted(parameters.keys() ^ tensors.keys())} are in one and not in the other")
-    for name, parameter in parameters.items():
-        parameter.copy_(_like(parameter, tensors[name]))
-
-
-def _fill_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    parameters = dict(model.named_parameters())
-    for key, value in tensors.items():
-        name, _, slot = key.rpartition("/")
-        parameter = parameters[name]
-        # A count of steps is a plain number on every rank; what has the parameter's shape lies as the parameter does.
-        same = value.shape == parameter.shape
-        optimizer.state[parameter][slot] = _like(parameter, value) if same else value.to(parameter.device)
-
-
-def _like(parameter: Tensor, whole: Tensor) -> Tensor:
-    """`whole` on the parameter's device, cut as the parameter is. Every rank must call it."""
-    moved = whole.to(parameter.device)
-    if not isinstance(parameter, DTensor):
-        return moved
-    return distribute_tensor(moved, parameter.device_mesh, parameter.placements)
+def _fill(saved: Saved, tensors: dict[str, Tensor]) -> None:
+    if saved.keys() != tensors.keys():
+        raise KeyError(f"{sorted(saved.keys() ^ tensors.keys())} are in one and not in the other")
+    for name, target in saved.items():
+        whole = tensors[name]
+        if whole.shape != target.shape:
+            raise KeyError(f"{name} has shape {list(whole.shape)}, the model's has {list(target.shape)}")
+        if isinstance(target, Part):
+            target.local.copy_(whole[target.start : target.start + len(target.local)])
+        elif isinstance(target, DTensor):
+            target.copy_(distribute_tensor(whole.to(target.device), target.device_mesh, target.placements))
+        else:
+            target.copy_(whole)

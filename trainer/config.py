@@ -27,16 +27,18 @@ from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.huggingface import CONFIG, huggingface_config
 from seqmesh.trainer.models.llama import check_agreement
 from seqmesh.trainer.models.presets import with_preset
-from seqmesh.trainer.optim import OptimConfig
+from seqmesh.trainer.optim.config import OptimConfig
+from seqmesh.trainer.replicas.replica import Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """run: folder for logs, checkpoints and the resolved configuration. steps: optimizer steps in all. ranks:
     processes on this machine. seed: of the weights. credit_bytes: batches that the loader may send ahead, in bytes.
-    cost: a file of `seqmesh bench calibrate`, or None to count the work of the model's shape. init: a folder of Llama-style
-    Hugging Face weights to start from at step 0, None to draw them. The number of ranks and the cost model that the
-    loader balances by come from here, not from `loader`.
+    cost: a file of `seqmesh bench calibrate`, or None to count the work of the model's shape. init: a folder of
+    Llama-style Hugging Face weights to start from at step 0, None to draw them. sharding: how model and optimizer lie
+    on the ranks; None for what suits `loader.mode`. The number of ranks and the cost model that the loader balances by
+    come from here, not from `loader`.
 
     timeout: seconds that any wait for the loader or another rank may take; that is for the start and for checkpoints.
     step_timeout: seconds that a step may take once the first is done, None for ten times the median of the latest, and
@@ -66,6 +68,7 @@ class TrainConfig:
     credit_bytes: int = 64 << 20
     cost: str | None = None
     init: str | None = None
+    sharding: Sharding | None = None
 
     def __post_init__(self) -> None:
         if not self.run:

@@ -14,9 +14,8 @@ from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.config import TrainConfig
 from seqmesh.trainer.flops import Peak, Work, find_peak, make_work
 from seqmesh.trainer.models.transformer import Transformer
-from seqmesh.trainer.optim import make_optimizer
 from seqmesh.trainer.parallel import Ranks
-from seqmesh.trainer.replica import Replica, make_replica
+from seqmesh.trainer.replicas import Replica, make_replica
 from seqmesh.trainer.step import EXTRA
 
 Say = Callable[[str], object]
@@ -53,7 +52,7 @@ def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job
     dtype: torch.dtype = getattr(torch, config.dtype)
     model = Transformer(config.model, seed=config.seed).to(ranks.device, dtype)
     work = count_work(model)  # before the replica: it may leave a part of every parameter here
-    replica = make_replica(model, ranks, config.loader.mode, extra=EXTRA)
+    replica = make_replica(model, ranks, config.loader.mode, config.sharding, extra=EXTRA)
     return Job(
         config=config,
         ranks=ranks,
@@ -61,7 +60,7 @@ def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job
         say=say if ranks.is_first else lambda _text: None,
         model=model,
         replica=replica,
-        optimizer=make_optimizer(model.parameters(), config.optim),
+        optimizer=replica.make_optimizer(config.optim),
         work=work,
         peak=find_peak(ranks.device, dtype, config.peak_flops),
     )

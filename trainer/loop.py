@@ -81,6 +81,7 @@ class Loop:
     def _do_step(self) -> StepDone | None:
         """One step, the last of its batches, and the digest of them all; None where the data end."""
         job, digests = self.job, list[str]()
+        job.replica.begin_step()
         while True:
             with self.clock.phase("data"):
                 batch = next(self.batches, None)

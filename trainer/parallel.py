@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -49,6 +49,26 @@ class Ranks:
         """Replace `values` by their sum over all ranks; the result has the same bits on every rank."""
         if self.count > 1:
             dist.all_reduce(values, dist.ReduceOp.SUM)
+
+    def sum_shards(self, mine: Tensor, shards: Sequence[Tensor]) -> None:
+        """Put into `mine` the sum over all ranks of shard number `rank`. Shards may differ in size, and be empty."""
+        if self.count == 1:
+            mine.copy_(shards[0])
+        else:
+            dist.reduce_scatter(mine, list(shards), dist.ReduceOp.SUM)
+
+    def share_shards_(self, shards: Sequence[Tensor]) -> None:
+        """Replace every shard by that of the rank of its number: all have all. Shards may differ in size."""
+        if self.count == 1:
+            return
+        if dist.get_backend() == "nccl":
+            dist.all_gather(list(shards), shards[self.rank])
+            return
+        # gloo gathers equal sizes alone.
+        sent = [dist.broadcast(shard, src=rank, async_op=True) for rank, shard in enumerate(shards) if shard.numel()]
+        for work in sent:
+            assert work is not None
+            work.wait()
 
     def from_first(self, number: int) -> int:
         """The first rank's number, on every rank."""

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seqmesh.trainer.checkpoint import gather_tensors, load_checkpoint, newest_checkpoint, save_checkpoint
+from seqmesh.trainer.checkpoint import gather_saved, load_saved, newest_checkpoint, save_checkpoint
 from seqmesh.trainer.job import Job
 from seqmesh.trainer.models.huggingface import load_huggingface
 
 
 def resume(job: Job) -> None:
-    """Go on from the newest whole checkpoint, the same one on all ranks; begin at 0 where there is none, with the weights
-    of `init`."""
+    """Go on from the newest whole checkpoint, the same one on all ranks; where there is none begin at 0, with the
+    weights of `init`."""
     newest = newest_checkpoint(job.folder, job.say) if job.ranks.is_first else None
     step = job.ranks.from_first(int(newest.name.rpartition("-")[2]) if newest else -1)
     if step < 0:
         _start(job)
         return
     path = job.folder / f"step-{step:08d}"
-    state = load_checkpoint(path, job.model, job.optimizer)
+    state = load_saved(path, job.replica.tensors(job.optimizer))
+    job.replica.loaded(job.optimizer)
     job.loader.load_state_dict(state["loader"])
     job.step = state["step"]
     job.say(f"resumed from {path}")
@@ -36,7 +37,7 @@ def save_if_due(job: Job, *, last_step: bool) -> None:
     """Save after every `checkpoint.every` steps, and after the last one. Every rank calls it after every step."""
     if not (last_step or job.step % job.config.checkpoint.every == 0):
         return
-    tensors = gather_tensors(job.model, job.optimizer)
+    tensors = gather_saved(job.replica.tensors(job.optimizer))
     if job.ranks.is_first:
         state = {"loader": job.loader.state_dict(), "ranks": job.ranks.count, "cost": job.cost}
         path = save_checkpoint(job.folder, job.step, tensors, state, keep=job.config.checkpoint.keep)

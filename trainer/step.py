@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from seqmesh.kernels.layout import Layout, Ring, Traffic
-from seqmesh.kernels.loss import UNSUPERVISED
 from seqmesh.loader.batch import PackedBatch
 from seqmesh.packer.pieces import chunk_sizes, piece_tokens
-from seqmesh.trainer.optim import OptimConfig, learning_rate, set_rate
-from seqmesh.trainer.replica import Replica
+from seqmesh.trainer.optim.config import OptimConfig, learning_rate, set_rate
+from seqmesh.trainer.replicas.filler import run_filler
+from seqmesh.trainer.replicas.replica import Replica
 
 EXTRA = 5  # numbers that travel with the gradient: loss sum, tokens, room, rows, attended pairs
 
@@ -54,13 +54,14 @@ def accumulate(
     summed over ranks."""
     if batch.tokens == 0:
         if replica.runs_every_wave:
-            _run_filler(model, batch, replica)
+            replica.before_backward(last=batch.last_in_step)
+            run_filler(model, batch.input_ids.device)
         return
     replica.before_backward(last=batch.last_in_step)
     loss_sum, _ = model(batch.input_ids, batch.position_ids, layout_of(batch, traffic or Traffic()), batch.labels)
     torch.autograd.backward(loss_sum / max(batch.supervised_tokens_in_step, 1))
     counts = [batch.tokens, capacity, len(batch.input_ids), layer_pairs]
-    replica.extra += torch.stack([loss_sum.detach(), *loss_sum.new_tensor(counts)])
+    replica.extra += torch.stack([loss_sum.detach().to(replica.extra), *replica.extra.new_tensor(counts)])
 
 
 def layout_of(batch: PackedBatch[Tensor], traffic: Traffic) -> Layout:
@@ -84,17 +85,6 @@ def layout_of(batch: PackedBatch[Tensor], traffic: Traffic) -> Layout:
     return Layout(batch.cu_seqlens, batch.max_seqlen, rings, traffic)
 
 
-def _run_filler(model: nn.Module, batch: PackedBatch[Tensor], replica: Replica) -> None:
-    """Two valid tokens without labels: they take part in every gather, and their gradient is exactly zero."""
-    replica.before_backward(last=batch.last_in_step)
-    device = batch.input_ids.device
-    layout = Layout(torch.tensor([0, 2], dtype=torch.int32, device=device), 2)
-    tokens = torch.zeros(2, dtype=torch.int64, device=device)
-    positions = torch.arange(2, dtype=torch.int32, device=device)
-    loss_sum, _ = model(tokens, positions, layout, tokens + UNSUPERVISED)
-    torch.autograd.backward(loss_sum)
-
-
 def finish_step(
     replica: Replica,
     optimizer: torch.optim.Optimizer,
@@ -116,7 +106,7 @@ def finish_step(
     updated = supervised > 0 and math.isfinite(norm)
     if updated:
         set_rate(optimizer, rate)
-        optimizer.step()
+        replica.update(optimizer)
     replica.zero_()
     loss = loss_sum / supervised if supervised else math.nan
     return StepResult(
