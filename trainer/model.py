@@ -10,6 +10,7 @@ Shapes: T packed rows, W width, H query heads, G key and value heads, D head wid
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -98,11 +99,13 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions and grouped key and value heads. [T, W] -> [T, W]."""
+    """Causal attention with rotary positions and grouped key and value heads. [T, W] -> [T, W]. attend: what is called
+    for `varlen_attention`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
+        self.attend: Callable[..., Tensor] = varlen_attention
         kv_width = config.kv_heads * config.head_dim
         self.query = _linear(config.width, config.width)
         self.key = _linear(config.width, kv_width)
@@ -111,7 +114,7 @@ class Attention(nn.Module):
 
     def forward(self, n: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         q, k, v = (project(n).unflatten(-1, (-1, self.head_dim)) for project in (self.query, self.key, self.value))
-        attended = varlen_attention(apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v, layout)
+        attended = self.attend(apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v, layout)
         out: Tensor = self.output(attended.flatten(1))
         return out
 

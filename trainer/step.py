@@ -19,6 +19,7 @@ from seqmesh.kernels.layout import Layout, Ring, Traffic
 from seqmesh.kernels.loss import UNSUPERVISED
 from seqmesh.loader.batch import PackedBatch
 from seqmesh.packer.pieces import chunk_sizes, piece_tokens
+from seqmesh.trainer.offload import Offloader, offloaded
 from seqmesh.trainer.optim import OptimConfig, learning_rate, set_rate
 from seqmesh.trainer.replica import Replica
 
@@ -39,17 +40,23 @@ class StepResult:
 
 
 def accumulate(
-    model: nn.Module, batch: PackedBatch[Tensor], replica: Replica, capacity: int, traffic: Traffic | None = None
+    model: nn.Module,
+    batch: PackedBatch[Tensor],
+    replica: Replica,
+    capacity: int,
+    traffic: Traffic | None = None,
+    offloader: Offloader | None = None,
 ) -> None:
-    """Run one micro-batch forward and backward. A batch of no tokens is a rank that has nothing to do in this wave: it
-    runs a filler of weight zero where the replica needs every rank in every wave."""
+    """Run one micro-batch forward and backward, offloaded as far as it asks for. A batch of no tokens is a rank that
+    has nothing to do in this wave: it runs a filler of weight zero where the replica needs every rank in every wave."""
     if batch.tokens == 0:
         if replica.runs_every_wave:
             _run_filler(model, batch, replica)
         return
     replica.before_backward(last=batch.last_in_step)
-    loss_sum, _ = model(batch.input_ids, batch.position_ids, layout_of(batch, traffic or Traffic()), batch.labels)
-    torch.autograd.backward(loss_sum / max(batch.supervised_tokens_in_step, 1))
+    with offloaded(offloader, batch.offload_ratio):
+        loss_sum, _ = model(batch.input_ids, batch.position_ids, layout_of(batch, traffic or Traffic()), batch.labels)
+        torch.autograd.backward(loss_sum / max(batch.supervised_tokens_in_step, 1))
     replica.extra += torch.stack([loss_sum.detach(), *loss_sum.new_tensor([batch.tokens, capacity])])
 
 

@@ -28,10 +28,13 @@ from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.checkpoint import gather_tensors, load_checkpoint, newest_checkpoint, save_checkpoint
 from seqmesh.trainer.config import TrainConfig, load_config, save_config
+from seqmesh.trainer.host import Host
 from seqmesh.trainer.model import Transformer
 from seqmesh.trainer.monitor import JsonLines, StepClock, make_record, step_line
+from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.optim import make_optimizer
 from seqmesh.trainer.parallel import Ranks, end_with_parent, join_ranks
+from seqmesh.trainer.recompute import set_recompute
 from seqmesh.trainer.replica import make_replica
 from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
 
@@ -39,8 +42,8 @@ Say = Callable[[str], object]
 
 
 def loader_settings(config: TrainConfig, ranks: int) -> LoaderSettings:
-    """The loader's settings for this job: its mesh and its cost model."""
-    settings = replace(config.loader, ranks=ranks, cost=config.cost_model())
+    """The loader's settings for this job: its mesh, its cost model and its offload."""
+    settings = replace(config.loader, ranks=ranks, cost=config.cost_model(), offload=config.planned_offload())
     settings.check_mesh()
     return settings
 
@@ -55,6 +58,8 @@ class Job:
         self.folder = Path(config.run)
         self.say: Say = say if ranks.is_first else lambda _text: None
         self.model = Transformer(config.model, seed=config.seed).to(ranks.device, getattr(torch, config.dtype))
+        set_recompute(self.model.blocks, config.recompute)
+        self.offloader = Offloader(self.model.blocks, Host.of(ranks.device)) if config.offload else None
         self.replica = make_replica(self.model, ranks, config.loader.mode, extra=EXTRA)
         self.optimizer = make_optimizer(self.model.parameters(), config.optim)
         self.traffic = Traffic()
@@ -133,7 +138,8 @@ class Job:
                 self._agree(batch.plan, batch.step)
             digests.append(batch_digest(batch.map(lambda _name, tensor: tensor.cpu())))
             with clock.phase("compute"):
-                accumulate(self.model, batch, self.replica, self.loader.settings.capacity, self.traffic)
+                capacity = self.loader.settings.capacity
+                accumulate(self.model, batch, self.replica, capacity, self.traffic, self.offloader)
             if batch.last_in_step:
                 break
         with clock.phase("reduce"):

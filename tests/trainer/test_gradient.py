@@ -27,9 +27,9 @@ CONFIG = ModelConfig(vocab_size=50, width=16, layers=2, heads=4, kv_heads=2, ini
 STEPS = 2
 
 
-def model_in_float64() -> Transformer:
+def model_in_float64(config: ModelConfig = CONFIG) -> Transformer:
     torch.set_num_threads(1)
-    return Transformer(CONFIG, seed=0).double()
+    return Transformer(config, seed=0).double()
 
 
 def gradient_on_rank(ranks: Ranks, settings: LoaderSettings) -> tuple[list[npt.NDArray[np.float64]], list[int], int]:
@@ -64,12 +64,14 @@ def whole_gradient(model: Transformer) -> npt.NDArray[np.float64]:
     return np.concatenate(parts)
 
 
-def reference_gradients(lengths: list[int], settings: LoaderSettings) -> list[npt.NDArray[np.float64]]:
+def reference_gradients(
+    lengths: list[int], settings: LoaderSettings, config: ModelConfig = CONFIG, *, steps: int = STEPS
+) -> list[npt.NDArray[np.float64]]:
     """One process, one document at a time, mean over the step's labelled tokens."""
-    documents = documents_of(lengths, vocab=CONFIG.vocab_size)
-    feed, model = Feed(settings), model_in_float64()
+    documents = documents_of(lengths, vocab=config.vocab_size)
+    feed, model = Feed(settings), model_in_float64(config)
     gradients, state = [], feed.start
-    for _ in range(STEPS):
+    for _ in range(steps):
         step = feed.step(state)
         assert step is not None
         state = step.after
