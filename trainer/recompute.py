@@ -95,7 +95,8 @@ class _Keep(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, memory: _Memory, out: Tensor, lse: Tensor) -> Tensor:
         ctx.save_for_backward(out, lse)
         ctx.memory = memory
-        return x.view_as(x)
+        ctx.mark_dirty(x)  # or it would come out as a view, which FSDP warns of
+        return x
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, None, None, None]:

@@ -14,11 +14,11 @@ from seqmesh.loader.embedded import Loader
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.cost import CostModel
 from seqmesh.packer.offload import Offload
+from seqmesh.packer.plan import Mode
 from seqmesh.trainer.host import Host
-from seqmesh.trainer.model import Transformer
 from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.parallel import Ranks
-from seqmesh.trainer.recompute import Recompute, set_recompute
+from seqmesh.trainer.recompute import Recompute
 from seqmesh.trainer.replica import make_replica
 from seqmesh.trainer.step import EXTRA, accumulate
 from tests.lanes import late_host
@@ -38,23 +38,25 @@ class Case:
 
 
 PLAIN = Case()
-CASES = (
-    PLAIN,
-    Case(recompute="selective"),
-    Case(recompute="full"),
-    Case(ratio=1 / 4),
-    Case(ratio=None, late=True),
-    Case(recompute="selective", ratio=1.0, late=True),
-    Case(recompute="full", ratio=None),
-)
+FULL = Case(recompute="full", ratio=None)
+CASES: dict[Mode, tuple[Case, ...]] = {
+    "free": (
+        PLAIN,
+        FULL,
+        Case(ratio=1 / 4),
+        Case(ratio=None, late=True),
+        Case(recompute="selective", ratio=1.0, late=True),
+    ),
+    "waves": (PLAIN, FULL, Case(recompute="selective"), Case(recompute="full", ratio=1 / 4, late=True)),
+}
+MODEL = replace(CONFIG, layers=4)
 
 
 def gradient_of(ranks: Ranks, settings: LoaderSettings, case: Case) -> tuple[Any, int, int, int]:
     """This rank's gradient of the first step, the bytes it sent for rings and moved to the host, and its micro-batches
     that the plan offloads."""
     torch.set_num_threads(1)
-    model = Transformer(CONFIG, seed=0).double()
-    set_recompute(model.blocks, case.recompute)
+    model = model_of(case.recompute, MODEL)
     host = late_host() if case.late else Host.of(ranks.device)
     offloader = None if case.ratio == 0 else Offloader(model.blocks, host)
     replica, traffic, planned = make_replica(model, ranks, settings.mode, extra=EXTRA), Traffic(), 0
@@ -69,39 +71,31 @@ def gradient_of(ranks: Ranks, settings: LoaderSettings, case: Case) -> tuple[Any
     return whole_gradient(model), traffic.sent, offloader.moved.nbytes if offloader else 0, planned
 
 
-def all_cases(ranks: Ranks, settings: LoaderSettings) -> dict[Case, tuple[Any, int, int, int]]:
-    return {case: gradient_of(ranks, settings, case) for case in CASES}
+def all_cases(ranks: Ranks, jobs: tuple[LoaderSettings, ...]) -> list[dict[Case, tuple[Any, int, int, int]]]:
+    return [{case: gradient_of(ranks, settings, case) for case in CASES[settings.mode]} for settings in jobs]
 
 
-@pytest.mark.parametrize("mode", ["free", "waves"])
-def test_gradients_with_rings_are_the_same_to_the_bit_on_three_ranks(tmp_path: Path, mode: str) -> None:
+def test_gradients_with_rings_are_the_same_to_the_bit_on_three_ranks(tmp_path: Path) -> None:
     """In mode `free` on ranks that hold the longest document with offload alone; in `waves` under FSDP, which gathers
     weights again for each layer's backward, and so for what runs again there."""
-    data = make_set(tmp_path, RINGS, vocab=CONFIG.vocab_size)
-    offload = Offload(layers=CONFIG.layers, token_cost=1) if mode == "free" else None
-    settings = settings_for(
-        data,
-        ranks=3,
-        capacity=10 if mode == "free" else 20,
-        max_document=53,
-        tokens_per_step=160,
-        shuffle=False,
-        mode=mode,
-        cost=CostModel(linear=20, quadratic=2),
-        offload=offload,
-    )
-    results = run_ranks(all_cases, 3, settings)
-    for rank in results:
-        expected, sent, _, planned = rank[PLAIN]
-        assert sent > 0
-        assert (planned > 0) == (mode == "free")
-        for case, (gradient, again, moved, _) in rank.items():
-            assert np.array_equal(gradient, expected)
-            # Forward keys and values, backward the same again and their gradients; `full` sends the first twice.
-            assert 3 * again == sent * (4 if case.recompute == "full" else 3)
-            assert (moved > 0) == (case.ratio is None and planned > 0 or bool(case.ratio))
-    (wanted,) = reference_gradients(RINGS, settings, CONFIG, steps=1)
-    assert relative_error(results[0][PLAIN][0], wanted) <= 1e-9
+    data = make_set(tmp_path, RINGS, vocab=MODEL.vocab_size)
+    shared = {"ranks": 3, "max_document": 53, "tokens_per_step": 130, "shuffle": False}
+    cost, offload = CostModel(linear=20, quadratic=2), Offload(layers=MODEL.layers, token_cost=1)
+    free = settings_for(data, capacity=10, cost=cost, offload=offload, **shared)
+    waves = settings_for(data, capacity=20, cost=cost, mode="waves", **shared)
+    (wanted,) = reference_gradients(RINGS, waves, MODEL, steps=1)
+    for settings, *results in zip((free, waves), *run_ranks(all_cases, 3, (free, waves)), strict=True):
+        for rank in results:
+            expected, sent, _, planned = rank[PLAIN]
+            assert relative_error(expected, wanted) <= 1e-9
+            assert (planned > 0) == (settings.offload is not None)
+            for case, (gradient, again, moved, _) in rank.items():
+                assert np.array_equal(gradient, expected)
+                assert again == sent or case.recompute == "full"
+                assert (moved > 0) == (planned > 0 if case.ratio is None else case.ratio > 0)
+        # Forward keys and values, backward the same again and their gradients; `full` sends the first twice.
+        plain, full = (sum(rank[case][1] for rank in results) for case in (PLAIN, FULL))
+        assert 3 * full == 4 * plain > 0
 
 
 @pytest.mark.parametrize(("recompute", "calls"), [("none", 1), ("selective", 1), ("full", 2)])
