@@ -64,16 +64,16 @@ def _remember(tensor: Tensor) -> Callable[[], Tensor | None]:
 
     def again() -> Tensor | None:
         alive = storage()
-        return None if alive is None else empty.set_(alive, *form)  # type: ignore[call-overload]  # of a storage
+        return None if alive is None else empty.set_(alive, *form)
 
     return again
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own is not typed
     """Counts the memory of tensors that are made inside of the block and still live. peak: the most at a time."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own is not typed
         self.now = 0
         self.peak = 0
         self._seen = set[int]()

@@ -25,6 +25,7 @@ MODULES = {
     "ledger": "seqmesh.benchmarks.ledger",
     "prepare": "seqmesh.benchmarks.prepare",
     "loss": "seqmesh.benchmarks.loss",
+    "offload": "seqmesh.benchmarks.offload",
     "train": "seqmesh.benchmarks.train",
     "attention": "seqmesh.benchmarks.attention",
     "calibrate": "seqmesh.benchmarks.calibrate",

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from seqmesh.kernels import attention as kernel
 from seqmesh.kernels.layout import Traffic
+from seqmesh.kernels.operators import attend_forward
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.cost import CostModel
@@ -103,13 +103,12 @@ def test_only_full_recompute_runs_attention_again(
     monkeypatch: pytest.MonkeyPatch, recompute: Recompute, calls: int
 ) -> None:
     ran: list[int] = []
-    attend = kernel.attend_forward
 
     def counting(*arguments: Any) -> Any:
         ran.append(1)
-        return attend(*arguments)
+        return attend_forward(*arguments)
 
-    monkeypatch.setattr(kernel, "attend_forward", counting)
+    monkeypatch.setattr("seqmesh.kernels.attention.attend_forward", counting)
     model = model_of(recompute)
     loss, _ = model(*inputs())
     torch.autograd.backward(loss)
