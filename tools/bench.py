@@ -25,6 +25,7 @@ MODULES = {
     "ledger": "seqmesh.benchmarks.ledger",
     "prepare": "seqmesh.benchmarks.prepare",
     "loss": "seqmesh.benchmarks.loss",
+    "offload": "seqmesh.benchmarks.offload",
     "train": "seqmesh.benchmarks.train",
     "hybrid": "seqmesh.benchmarks.hybrid",
     "curves": "seqmesh.benchmarks.curves",

@@ -13,21 +13,26 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+import torch
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from seqmesh.loader.cost_file import read_cost
+from seqmesh.loader.cost_file import read_cost, read_cost_file
 from seqmesh.loader.explain import explain
 from seqmesh.loader.mapping import read_mapping
 from seqmesh.loader.settings import LoaderSettings, TokenField
-from seqmesh.packer.cost import CostModel
+from seqmesh.packer.cost import PAIR_UNITS, CostModel
+from seqmesh.packer.offload import Offload
+from seqmesh.trainer.activations import bytes_per_token
 from seqmesh.trainer.checkpoint import CheckpointConfig
 from seqmesh.trainer.logs import LogConfig
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.huggingface import CONFIG, huggingface_config
 from seqmesh.trainer.models.llama import check_agreement
 from seqmesh.trainer.models.presets import with_preset
+from seqmesh.trainer.offload import OffloadConfig
 from seqmesh.trainer.optim.config import OptimConfig
+from seqmesh.trainer.recompute import Recompute
 from seqmesh.trainer.replicas.replica import Sharding
 
 
@@ -37,8 +42,9 @@ class TrainConfig:
     processes on this machine. seed: of the weights. credit_bytes: batches that the loader may send ahead, in bytes.
     cost: a file of `seqmesh bench calibrate`, or None to count the work of the model's shape. init: a folder of
     Llama-style Hugging Face weights to start from at step 0, None to draw them. sharding: how model and optimizer lie
-    on the ranks; None for what suits `loader.mode`. The number of ranks and the cost model that the loader balances by
-    come from here, not from `loader`.
+    on the ranks; None for what suits `loader.mode`. offload: of activations, None for none; recompute: what layers make
+    again in backward instead of saving it. The number of ranks, the cost model that the loader balances by and what it
+    is told of offload come from here, not from `loader`.
 
     timeout: seconds that any wait for the loader or another rank may take; that is for the start and for checkpoints.
     step_timeout: seconds that a step may take once the first is done, None for ten times the median of the latest, and
@@ -69,6 +75,8 @@ class TrainConfig:
     cost: str | None = None
     init: str | None = None
     sharding: Sharding | None = None
+    offload: OffloadConfig | None = None
+    recompute: Recompute = "none"
 
     def __post_init__(self) -> None:
         if not self.run:
@@ -79,14 +87,36 @@ class TrainConfig:
         for name in ("timeout", "step_timeout", "heartbeat", "peak_flops"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}: must be over 0, and finite")
-        if self.loader.ranks != 1 or self.loader.cost is not None:
-            raise ValueError("loader.ranks and loader.cost are set by the trainer: leave them out")
+        if self.loader.ranks != 1 or self.loader.cost is not None or self.loader.offload is not None:
+            raise ValueError("loader.ranks, loader.cost and loader.offload are set by the trainer: leave them out")
         if missing := set(get_args(TokenField)) - set(self.loader.fields):
             raise ValueError(f"loader.fields leaves out {', '.join(sorted(missing))}: the trainer needs them")
 
     def cost_model(self) -> CostModel:
         """What ranks are balanced by. Raises as `read_cost` does."""
         return self.model.shape.cost_model() if self.cost is None else read_cost(Path(self.cost))
+
+    def planned_offload(self) -> Offload | None:
+        """What steps are planned with. Raises as `read_cost` does, and ValueError where it can not be said."""
+        if self.offload is None:
+            return None
+        token_bytes = bytes_per_token(self.model, self.recompute, getattr(torch, self.dtype))
+        return self.offload.planned(self.model.layers, token_bytes, self._unit_seconds(self.offload.flops))
+
+    def _unit_seconds(self, flops: float | None) -> float:
+        """Seconds of one unit of `cost_model`."""
+        measured = None if self.cost is None else read_cost_file(Path(self.cost)).unit_seconds
+        if (measured is None) == (flops is None):
+            known = f"{self.cost or 'no cost file'} says {'nothing' if measured is None else 'it, too'}"
+            raise ValueError(f"offload.flops is {flops}: it says how long a unit of cost takes, {known}")
+        if flops is None:
+            assert measured is not None
+            return measured
+        if self.cost is not None:
+            raise ValueError(
+                f"offload.flops is {flops}: {self.cost} counts in units of its own and does not say theirs"
+            )
+        return self.model.shape.flops_per_pair / PAIR_UNITS / flops
 
 
 _ADAPTER = TypeAdapter(TrainConfig)
@@ -111,6 +141,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
     if theirs is not None:
         check_agreement(config.model, theirs, f"{config.init}/{CONFIG}")
     config.cost_model()  # a cost file that can not be used is refused before anything starts
+    config.planned_offload()
     return config
 
 

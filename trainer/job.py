@@ -13,8 +13,11 @@ from seqmesh.loader.embedded import Loader
 from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.config import TrainConfig
 from seqmesh.trainer.flops import Peak, Work, find_peak, make_work
+from seqmesh.trainer.host import Host
 from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.recompute import set_recompute
 from seqmesh.trainer.replicas import Replica, make_replica
 from seqmesh.trainer.step import EXTRA
 
@@ -31,6 +34,7 @@ class Job:
     say: Say
     model: Transformer
     replica: Replica
+    offloader: Offloader | None
     optimizer: torch.optim.Optimizer
     work: Work
     peak: Peak
@@ -51,7 +55,9 @@ def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job
     """A job at step 0."""
     dtype: torch.dtype = getattr(torch, config.dtype)
     model = Transformer(config.model, seed=config.seed).to(ranks.device, dtype)
+    set_recompute(model.blocks, config.recompute)
     work = count_work(model)  # before the replica: it may leave a part of every parameter here
+    offloader = Offloader(model.blocks, Host.of(ranks.device)) if config.offload else None
     replica = make_replica(model, ranks, config.loader.mode, config.sharding, extra=EXTRA)
     return Job(
         config=config,
@@ -60,6 +66,7 @@ def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job
         say=say if ranks.is_first else lambda _text: None,
         model=model,
         replica=replica,
+        offloader=offloader,
         optimizer=replica.make_optimizer(config.optim),
         work=work,
         peak=find_peak(ranks.device, dtype, config.peak_flops),

@@ -92,7 +92,8 @@ class Loop:
             digests.append(batch_digest(batch.map(lambda _name, tensor: tensor.cpu())))
             with self.clock.phase("compute"):
                 capacity = job.loader.settings.capacity
-                accumulate(job.model, batch, job.replica, capacity, self.traffic, self._layer_pairs(batch))
+                pairs = self._layer_pairs(batch)
+                accumulate(job.model, batch, job.replica, capacity, self.traffic, pairs, job.offloader)
             if batch.last_in_step:
                 break
         with self.clock.phase("reduce"):

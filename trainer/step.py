@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from seqmesh.kernels.layout import Layout, Ring, Traffic
 from seqmesh.loader.batch import PackedBatch
 from seqmesh.packer.pieces import chunk_sizes, piece_tokens
+from seqmesh.trainer.offload import Offloader, offloaded
 from seqmesh.trainer.optim.config import OptimConfig, learning_rate, set_rate
 from seqmesh.trainer.replicas.filler import run_filler
 from seqmesh.trainer.replicas.replica import Replica
@@ -48,18 +49,20 @@ def accumulate(
     capacity: int,
     traffic: Traffic | None = None,
     layer_pairs: int = 0,
+    offloader: Offloader | None = None,
 ) -> None:
-    """Run one micro-batch forward and backward. A batch of no tokens is a rank that has nothing to do in this wave: it
-    runs a filler of weight zero where the replica needs every rank in every wave. layer_pairs: of its attention, to be
-    summed over ranks."""
+    """Run one micro-batch forward and backward, offloaded as far as it asks for. A batch of no tokens is a rank that
+    has nothing to do in this wave: it runs a filler of weight zero where the replica needs every rank in every wave.
+    layer_pairs: of its attention, to be summed over ranks."""
     if batch.tokens == 0:
         if replica.runs_every_wave:
             replica.before_backward(last=batch.last_in_step)
             run_filler(model, batch.input_ids.device)
         return
     replica.before_backward(last=batch.last_in_step)
-    loss_sum, _ = model(batch.input_ids, batch.position_ids, layout_of(batch, traffic or Traffic()), batch.labels)
-    torch.autograd.backward(loss_sum / max(batch.supervised_tokens_in_step, 1))
+    with offloaded(offloader, batch.offload_ratio):
+        loss_sum, _ = model(batch.input_ids, batch.position_ids, layout_of(batch, traffic or Traffic()), batch.labels)
+        torch.autograd.backward(loss_sum / max(batch.supervised_tokens_in_step, 1))
     counts = [batch.tokens, capacity, len(batch.input_ids), layer_pairs]
     replica.extra += torch.stack([loss_sum.detach().to(replica.extra), *replica.extra.new_tensor(counts)])
 

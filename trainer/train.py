@@ -31,8 +31,8 @@ from seqmesh.trainer.saving import resume
 
 
 def loader_settings(config: TrainConfig, ranks: int) -> LoaderSettings:
-    """The loader's settings for this job: its mesh and its cost model."""
-    settings = replace(config.loader, ranks=ranks, cost=config.cost_model())
+    """The loader's settings for this job: its mesh, its cost model and its offload."""
+    settings = replace(config.loader, ranks=ranks, cost=config.cost_model(), offload=config.planned_offload())
     settings.check_mesh()
     return settings
 

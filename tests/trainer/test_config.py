@@ -1,10 +1,13 @@
+import math
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from seqmesh.loader.cost_file import write_cost
 from seqmesh.packer.fit import Sample, Seconds, make_fit
+from seqmesh.trainer.activations import bytes_per_token
 from seqmesh.trainer.config import load_config, save_config
 from seqmesh.trainer.train import loader_settings
 
@@ -61,6 +64,11 @@ def test_the_resolved_configuration_reads_back_to_the_same(job: Path, tmp_path: 
         ("model.width=7", "model: width is 7: must be an even multiple of heads, 2"),
         ("loader.capacity=-5", "loader: capacity is -5"),
         ("loader.ranks=2", "set by the trainer"),
+        ("loader.offload={layers: 3, token_cost: 1}", "set by the trainer"),
+        ("recompute=all", "recompute: Input should be 'none', 'selective' or 'full'"),
+        ("offload={bandwidth: 0}", "offload: bandwidth is 0"),
+        ("offload={bandwidth: 1e9}", "offload.flops is None: .* no cost file says nothing"),
+        ("offload={bandwidth: 1e9, flops: 1e12}", "layers is 1: offload keeps 2 of them"),
         ("optim.lr=fast", "optim.lr: Input should be a valid number"),
         ("steps", "'steps' is not an override"),
         ("=3", "is not an override"),
@@ -127,3 +135,26 @@ def test_a_cost_file_that_can_not_be_used_is_refused_at_once(job: Path, tmp_path
     (tmp_path / "bad.json").write_text('{"version": 1, "unit_seconds": 1.0, "cost": {"linear": -1}, "fit": {}}')
     with pytest.raises(ValueError, match=r"bad\.json is not a valid cost file: cost: linear is -1: must"):
         load_config(job, [f"cost={tmp_path}/bad.json"])
+
+
+def test_offload_is_planned_from_what_the_model_saves_and_the_time_of_a_unit(job: Path, tmp_path: Path) -> None:
+    """A unit of the model's shape is 1/64 of the work of a pair; one of a cost file takes what that says."""
+    offload = ["model.layers=4", "model.width=64", "offload={bandwidth: 1.0e9, flops: 2.0e12}"]
+    config = load_config(job, offload)
+    planned = config.planned_offload()
+    assert planned is not None
+    assert loader_settings(config, 2).offload == planned
+    seconds = 3 * bytes_per_token(config.model, "none", torch.float32) / 1e9  # a third of the time is forward
+    assert planned.layers == 4
+    assert planned.token_cost == math.ceil(seconds / (config.model.shape.flops_per_pair / 64 / 2e12))
+    less = load_config(job, [*offload, "recompute=full"]).planned_offload()
+    assert less is not None
+    assert 8 < planned.token_cost / less.token_cost < 20
+    fit = make_fit(Seconds(fixed=0.0, linear=1e-5, quadratic=1e-9), [Sample(tokens=10, pairs=100, seconds=1e-4)])
+    write_cost(tmp_path / "cost.json", fit, {})
+    measured = load_config(job, [*offload[:2], "offload.bandwidth=1.0e9", f"cost={tmp_path / 'cost.json'}"])
+    planned = measured.planned_offload()
+    assert planned is not None
+    assert planned.token_cost == math.ceil(seconds / fit.unit)
+    with pytest.raises(ValueError, match=r"cost\.json says it, too"):
+        load_config(job, [*offload, f"cost={tmp_path / 'cost.json'}"])
