@@ -20,7 +20,7 @@ from seqmesh.loader.explain import explain
 from seqmesh.loader.mapping import read_mapping
 from seqmesh.loader.settings import LoaderSettings, TokenField
 from seqmesh.packer.cost import CostModel
-from seqmesh.trainer.checkpoint import CheckpointConfig
+from seqmesh.trainer.checkpoints.config import CheckpointConfig
 from seqmesh.trainer.model import ModelConfig
 from seqmesh.trainer.optim import OptimConfig
 

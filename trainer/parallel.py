@@ -19,7 +19,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch forgets to export them
+from torch.distributed import (  # type: ignore[attr-defined]  # torch forgets to export them
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
 from seqmesh.loader.exchange import exchange_texts
 
@@ -60,9 +65,21 @@ class Ranks:
         dist.broadcast(box, src=0)
         return int(box.item())
 
+    def texts(self, text: str) -> list[str]:
+        """Every rank's text, on every rank, each cut at 1,024 bytes."""
+        return exchange_texts(text, self.device) if self.count > 1 else [text]
+
+    def share_(self, values: Tensor, source: int) -> None:
+        """Replace `values` by those of rank `source`."""
+        if self.count > 1:
+            there = values.to(self.device).contiguous()  # the group may carry one kind of memory only
+            dist.broadcast(there, src=source)
+            if there is not values:
+                values.copy_(there)
+
     def agree(self, text: str, what: str) -> None:
         """Raises RankError on every rank, naming two ranks and their texts, unless all have the same."""
-        texts = exchange_texts(text, self.device) if self.count > 1 else [text]
+        texts = self.texts(text)
         for rank, other in enumerate(texts):
             if other != texts[0]:
                 raise RankError(f"{what} differs: rank 0 has {texts[0] or 'none'}, rank {rank} has {other or 'none'}")
@@ -123,18 +140,23 @@ def join_ranks(timeout: float) -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
+def open_store(ranks: Ranks, name: str, timeout: float) -> Store:
+    """A store that all ranks share under `name`; of this process alone where it is the only rank. timeout: seconds that
+    its waits may take. It may be used beside the process group, also from a thread."""
+    return HashStore() if ranks.count == 1 else _connect(name, timeout)
+
+
+def _connect(name: str, timeout: float) -> Store:
+    """A connection of its own: the process group's may be held by a wait that lasts."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout))
+    return PrefixStore(f"seqmesh/{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
 @contextmanager
 def _beating(rank: int, timeout: float) -> Iterator[Store]:
     """Count on in a store while the block runs, from a thread: a process that is dead or stopped does not."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    prefix = f"seqmesh/beats/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-    def connect() -> Store:
-        # A connection of its own: the process group's may be held by a wait that lasts.
-        store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout))
-        return PrefixStore(prefix, store)
-
-    beats, ended = connect(), threading.Event()
+    beats, ended = _connect("beats", timeout), threading.Event()
     beats.set(str(rank), "0")
 
     def beat() -> None:
@@ -147,7 +169,7 @@ def _beating(rank: int, timeout: float) -> Iterator[Store]:
     thread = threading.Thread(target=beat, name="beats", daemon=True)
     thread.start()
     try:
-        yield connect()
+        yield _connect("beats", timeout)
     finally:
         ended.set()
         thread.join()

@@ -11,14 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import filelock
 import torch
 from filelock import FileLock
-from torch import Tensor
+from torch import Tensor, nn
 
 from seqmesh.kernels.layout import Traffic
 from seqmesh.loader.batch import PackedBatch, batch_digest, step_digest
@@ -26,12 +26,15 @@ from seqmesh.loader.cost_file import cost_digest
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.cost import CostModel
-from seqmesh.trainer.checkpoint import gather_tensors, load_checkpoint, newest_checkpoint, save_checkpoint
+from seqmesh.trainer.checkpoints.keep import clear_leftovers
+from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
+from seqmesh.trainer.checkpoints.save import Saver
 from seqmesh.trainer.config import TrainConfig, load_config, save_config
 from seqmesh.trainer.model import Transformer
 from seqmesh.trainer.monitor import JsonLines, StepClock, make_record, step_line
 from seqmesh.trainer.optim import make_optimizer
 from seqmesh.trainer.parallel import Ranks, end_with_parent, join_ranks
+from seqmesh.trainer.part import Saved
 from seqmesh.trainer.replica import make_replica
 from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
 
@@ -61,23 +64,36 @@ class Job:
         self.cost = cost_digest(loader.settings.cost or CostModel())
         self.agreed = ""  # digest of the plan that all ranks are known to have for the next step
         self.step = 0  # steps done
+        self.saved = 0  # the step of the newest checkpoint
+        self.saver = Saver(
+            self.folder, self.tensors(), ranks, config=config.checkpoint, timeout=config.timeout, say=self.say
+        )
+
+    def tensors(self) -> Saved:
+        """What a checkpoint holds, each tensor the storage that the next step changes."""
+        return saved_tensors(self.model, self.optimizer)
 
     def resume(self) -> None:
         """Go on from the newest whole checkpoint, the same one on all ranks; begin at 0 where there is none."""
-        newest = newest_checkpoint(self.folder, self.say) if self.ranks.is_first else None
-        step = self.ranks.from_first(int(newest.name.rpartition("-")[2]) if newest else -1)
-        if step < 0:
+        if self.ranks.is_first:
+            clear_leftovers(self.folder, self.say)
+        path = newest_checkpoint(self.folder, self.ranks, self.say)
+        if path is None:
             return
-        path = self.folder / f"step-{step:08d}"
-        state = load_checkpoint(path, self.model, self.optimizer)
+        state = load(path, self.tensors(), self.ranks).state
+        loaded(self.optimizer)
         self.loader.load_state_dict(state["loader"])
-        self.step = state["step"]
+        self.step = self.saved = state["step"]
         self.say(f"resumed from {path}")
         if state.get("cost", self.cost) != self.cost:
             self.say("its cost model was another: the same global batches may be spread over the ranks in another way")
 
     def run(self) -> None:
-        """All steps that are left; stops early where the data end."""
+        """All steps that are left, and their checkpoints; stops early where the data end."""
+        with self.saver:
+            self._run()
+
+    def _run(self) -> None:
         log = JsonLines(self.folder / "log.jsonl") if self.ranks.is_first else None
         batches_log = JsonLines(self.folder / f"batches-{self.ranks.rank}.jsonl")
         began, first_step = time.perf_counter(), self.step
@@ -104,6 +120,7 @@ class Job:
                 left = (time.perf_counter() - began) / (self.step - first_step) * (self.config.steps - self.step)
                 self.say(step_line(record, self.config.steps, left))
                 with clock.phase("save"):
+                    self.saver.check()
                     self._save_if_due(last_step=self.step == self.config.steps)
             if self.step < self.config.steps:
                 self.say(f"the data end after step {self.step} of {self.config.steps}")
@@ -157,13 +174,34 @@ class Job:
         self.agreed = plan
 
     def _save_if_due(self, *, last_step: bool) -> None:
-        if not (last_step or self.step % self.config.checkpoint.every == 0):
+        if self.step == self.saved or not (last_step or self.step % self.config.checkpoint.every == 0):
             return
-        tensors = gather_tensors(self.model, self.optimizer)
+        state = {"ranks": self.ranks.count, "cost": self.cost, "model": asdict(self.config.model)}
         if self.ranks.is_first:
-            state = {"loader": self.loader.state_dict(), "ranks": self.ranks.count, "cost": self.cost}
-            path = save_checkpoint(self.folder, self.step, tensors, state, keep=self.config.checkpoint.keep)
-            self.say(f"saved {path}")
+            state["loader"] = self.loader.state_dict()
+        self.saver.save(self.step, self.tensors(), state)
+        self.saved = self.step
+
+
+def saved_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Saved:
+    """Parameters, and the optimizer's state of each, made as it is before the first update where it is not there."""
+    tensors: Saved = {}
+    for name, parameter in model.named_parameters():
+        state = optimizer.state[parameter]
+        if not state:
+            state |= {"step": torch.zeros((), device=parameter.device)}
+            state |= {slot: torch.zeros_like(parameter) for slot in ("exp_avg", "exp_avg_sq")}
+        tensors[f"model/{name}"] = parameter
+        tensors |= {f"optimizer/{name}/{slot}": state[slot] for slot in ("exp_avg", "exp_avg_sq")}
+        tensors.setdefault("optimizer/step", state["step"])
+    return tensors
+
+
+def loaded(optimizer: torch.optim.Optimizer) -> None:
+    """After the tensors of `saved_tensors` were loaded: every parameter's count of steps is that of the first."""
+    counts = [state["step"] for state in optimizer.state.values()]
+    for count in counts[1:]:
+        count.copy_(counts[0])
 
 
 def train(config: TrainConfig, say: Say = print) -> int:
