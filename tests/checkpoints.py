@@ -80,10 +80,11 @@ def zeros(tensors: Saved) -> Saved:
 
 def same(ours: Saved, theirs: Saved) -> bool:
     """Bit for bit."""
-    return ours.keys() == theirs.keys() and all(
-        torch.equal(local_of(ours[name]).reshape(-1).view(torch.uint8), local_of(theirs[name]).reshape(-1).view(torch.uint8))
-        for name in ours
-    )
+    return ours.keys() == theirs.keys() and all(torch.equal(_bytes(ours[name]), _bytes(theirs[name])) for name in ours)
+
+
+def _bytes(value: Tensor | DTensor | Part) -> Tensor:
+    return local_of(value).reshape(-1).view(torch.uint8)
 
 
 def saver_of(

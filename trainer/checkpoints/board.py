@@ -20,6 +20,10 @@ LOOK = 0.5  # seconds between looks whether anybody still wants the answer
 DONE = "done"
 
 
+class AbandonedError(Exception):
+    """Nobody wants the answer any more."""
+
+
 class Board:
     """One rank's view of the store. `number` tells saves apart; every rank counts them alike."""
 
@@ -34,7 +38,7 @@ class Board:
         self._store.set(f"{number}/{self._ranks.rank}", text)
 
     def parts(self, number: int) -> list[str]:
-        """What every rank has posted. Raises TimeoutError naming a rank that did not."""
+        """What every rank has posted. Raises TimeoutError naming the ranks that did not, AbandonedError."""
         keys = [f"{number}/{rank}" for rank in range(self._ranks.count)]
         self._wait(keys)
         texts = [self._store.get(key).decode() for key in keys]
@@ -48,22 +52,24 @@ class Board:
         self._store.delete_key(f"{number - 1}/{DONE}")  # who has posted its part since has read it
 
     def outcome(self, number: int) -> str:
-        """What the first rank announced."""
+        """What the first rank announced. Raises TimeoutError, AbandonedError."""
         key = f"{number}/{DONE}"
         self._wait([key])
         return self._store.get(key).decode()
 
     def abandon(self) -> None:
-        """Make waits in other threads end soon."""
+        """Make what waits, or will, raise AbandonedError soon."""
         self._abandoned.set()
 
     def _wait(self, keys: Sequence[str]) -> None:
         deadline = time.monotonic() + self._timeout
-        while not self._abandoned.is_set() and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
             try:
                 self._store.wait(list(keys), timedelta(seconds=min(LOOK, self._timeout)))
                 return
             except dist.DistStoreError:
-                continue
-        late = ", ".join(key.partition("/")[2] for key in keys if not self._store.check([key]))
-        raise TimeoutError(f"no word within {self._timeout:g} s of: {late}")
+                if self._abandoned.is_set():
+                    raise AbandonedError from None
+        late = [key.partition("/")[2] for key in keys if not self._store.check([key])]
+        whose = "the first rank" if late == [DONE] else f"rank{'s' * (len(late) > 1)} {', '.join(late)}"
+        raise TimeoutError(f"no word from {whose} within {self._timeout:g} s")

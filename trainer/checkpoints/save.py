@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqmesh.trainer.checkpoints.board import Board
+from seqmesh.trainer.checkpoints.board import AbandonedError, Board
 from seqmesh.trainer.checkpoints.config import CheckpointConfig
 from seqmesh.trainer.checkpoints.files import complete, write_file
 from seqmesh.trainer.checkpoints.keep import checkpoint_path, temporary_path
@@ -63,7 +63,7 @@ class Saver:
         self._board = Board(open_store(ranks, f"checkpoints/{self._mark}", timeout), ranks, timeout)
         self._number = 0
         self._thread: threading.Thread | None = None
-        self._failure = ""
+        self._failure: str | None = ""  # None: nobody knows
         self._saving = folder  # the checkpoint under way
 
     def save(self, step: int, tensors: Saved, state: State) -> None:
@@ -97,7 +97,8 @@ class Saver:
         self._thread = None
         if self._failure:
             raise CheckpointError(self._failure)
-        self._say(f"saved {self._saving}")
+        if self._failure is not None:
+            self._say(f"saved {self._saving}")
 
     def __enter__(self) -> Saver:
         return self
@@ -105,10 +106,14 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Wait for the save under way also where the job fails, but not for ranks that are lost."""
+        """Wait for the save under way also where the job fails, but not for ranks that are lost. What fails there is
+        likely to be the reason, and is raised instead."""
         if isinstance(error, RankError):
             self._board.abandon()
-        self.finish()
+        try:
+            self.finish()
+        except CheckpointError as failure:
+            raise CheckpointError(f"{failure} ({error})" if error else str(failure)) from error
 
     def _second_stage(self, step: int, rest: dict[str, bytes]) -> None:
         """Leaves what went wrong in `_failure`."""
@@ -119,6 +124,8 @@ class Saver:
             if self._ranks.is_first:
                 self._board.announce(self._number, self._complete(temporary, rest))
             self._failure = self._board.outcome(self._number)
+        except AbandonedError:
+            self._failure = None
         except Exception as error:
             self._failure = f"{self._saving} was not saved: {error}"
 
