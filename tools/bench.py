@@ -26,6 +26,7 @@ MODULES = {
     "prepare": "seqmesh.benchmarks.prepare",
     "loss": "seqmesh.benchmarks.loss",
     "train": "seqmesh.benchmarks.train",
+    "checkpoint": "seqmesh.benchmarks.checkpoints",
     "attention": "seqmesh.benchmarks.attention",
     "calibrate": "seqmesh.benchmarks.calibrate",
 }
