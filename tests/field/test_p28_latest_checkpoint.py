@@ -32,9 +32,9 @@ def train(pipe: Connection, folder: Path) -> None:
     """Resume, then save step after step in the background, the weights changing meanwhile; says what is saved."""
     sync = os.fsync
 
-    def slow_sync(descriptor: Any) -> None:
+    def slow_sync(fd: Any) -> None:
         time.sleep(SLOWLY)
-        sync(descriptor)
+        sync(fd)
 
     os.fsync = slow_sync
     clear_leftovers(folder, print)

@@ -7,10 +7,10 @@ import pytest
 
 from seqmesh.loader.batch import batch_digest, step_digest
 from seqmesh.loader.feed import Feed
-from seqmesh.trainer.checkpoints.read import read_model
 from seqmesh.trainer.config import load_config
 from seqmesh.trainer.monitor import read_steps
 from seqmesh.trainer.train import loader_settings
+from tests.chaos import check_same
 from tests.jobs import (
     SECONDS,
     STEPS,
@@ -66,13 +66,7 @@ def test_a_job_killed_at_random_and_resumed_equals_the_uninterrupted_one(tmp_pat
         expected = uninterrupted(broken, 2, rank)
         assert served(whole, rank) == expected
         assert served(broken, rank) == expected
-    assert {s: r["loss"] for s, r in logged(broken).items()} == {s: r["loss"] for s, r in logged(whole).items()}
-    ours, theirs = (read_model(job.parent / "run" / f"step-{STEPS:08d}") for job in (whole, broken))
-    assert ours.keys() == theirs.keys()
-    assert all(ours[key].equal(theirs[key]) for key in ours)
-    assert sorted(p.name for p in (broken.parent / "run").iterdir()) == sorted(
-        p.name for p in (whole.parent / "run").iterdir()
-    )
+    check_same(whole, broken, STEPS)
 
 
 def test_a_job_goes_on_with_the_same_global_batches_on_another_number_of_ranks(tmp_path: Path, data: Path) -> None:
