@@ -45,7 +45,6 @@ def measure(job: Job, ranks: Ranks) -> Answer:
     read: list[int] = []
 
     def save(*, background: bool) -> Saver:
-        ranks.wait_for_all()
         savers[background].save(next(steps), tensors, {})
         return savers[background]
 
@@ -61,6 +60,7 @@ def measure(job: Job, ranks: Ranks) -> Answer:
     def beside() -> Seconds:
         products = partial(_products, torch.rand(PRODUCT, PRODUCT), job.products)
         alone = _seconds(ranks, products)
+        ranks.wait_for_all()
         saver = save(background=True)
         both = _seconds(ranks, products)
         saver.finish()
