@@ -40,7 +40,7 @@ class Board:
     def parts(self, number: int) -> list[str]:
         """What every rank has posted. Raises TimeoutError naming the ranks that did not, AbandonedError."""
         keys = [f"{number}/{rank}" for rank in range(self._ranks.count)]
-        self._wait(keys)
+        self._wait(keys, self._timeout)
         texts = [self._store.get(key).decode() for key in keys]
         for key in keys:
             self._store.delete_key(key)
@@ -54,22 +54,22 @@ class Board:
     def outcome(self, number: int) -> str:
         """What the first rank announced. Raises TimeoutError, AbandonedError."""
         key = f"{number}/{DONE}"
-        self._wait([key])
+        self._wait([key], 2 * self._timeout)  # the first rank may have waited before it could say
         return self._store.get(key).decode()
 
     def abandon(self) -> None:
         """Make what waits, or will, raise AbandonedError soon."""
         self._abandoned.set()
 
-    def _wait(self, keys: Sequence[str]) -> None:
-        deadline = time.monotonic() + self._timeout
+    def _wait(self, keys: Sequence[str], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
-                self._store.wait(list(keys), timedelta(seconds=min(LOOK, self._timeout)))
+                self._store.wait(list(keys), timedelta(seconds=min(LOOK, seconds)))
                 return
             except dist.DistStoreError:
                 if self._abandoned.is_set():
                     raise AbandonedError from None
         late = [key.partition("/")[2] for key in keys if not self._store.check([key])]
         whose = "the first rank" if late == [DONE] else f"rank{'s' * (len(late) > 1)} {', '.join(late)}"
-        raise TimeoutError(f"no word from {whose} within {self._timeout:g} s")
+        raise TimeoutError(f"no word from {whose} within {seconds:g} s")

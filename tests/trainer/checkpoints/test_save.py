@@ -184,7 +184,7 @@ def test_what_fails_in_the_background_is_raised_on_every_rank_and_spoils_nothing
     assert "step-00000003 can not be completed" in first[1]
     assert first[2] == f"{tmp_path}/step-00000004 was not saved: no word from rank 1 within 1 s"
     assert f"{tmp_path}/step-00000004 was not saved: no word from" in second[2]
-    assert first[3] == f"{tmp_path}/step-00000005 was not saved: no word from the first rank within 0.5 s"
+    assert first[3] == f"{tmp_path}/step-00000005 was not saved: no word from the first rank within 1 s"
     assert second[3] == "rank 0 died or stopped"  # not what came of it
     assert first[4:] == second[4:] == ["step-00000005"]
 
