@@ -29,6 +29,7 @@ MODULES = {
     "train": "seqmesh.benchmarks.train",
     "hybrid": "seqmesh.benchmarks.hybrid",
     "curves": "seqmesh.benchmarks.curves",
+    "checkpoint": "seqmesh.benchmarks.checkpoints",
     "attention": "seqmesh.benchmarks.attention",
     "calibrate": "seqmesh.benchmarks.calibrate",
 }

@@ -27,6 +27,7 @@ Where = Literal["local", "ray"]
 OnError = Literal["stop", "skip"]
 Overlong = Literal["error", "truncate", "split", "drop"]
 Mode = Literal["free", "waves"]
+Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 EXTRAS = {
     "torch": "train",
@@ -166,8 +167,8 @@ def inspect(
 
 
 @app.command()
-def verify(folder: Annotated[Path, typer.Argument(help="A shard set.")]) -> None:
-    """Read a whole shard set and list everything in it that is not as it should be."""
+def verify(folder: Annotated[Path, typer.Argument(help="A shard set, or a checkpoint.")]) -> None:
+    """Read a whole shard set, or a checkpoint, and list everything in it that is not as it should be."""
     from seqmesh.tools import verify as command
 
     command.run(folder=folder)
@@ -431,6 +432,20 @@ def train(
 
 
 @app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="RUN/step-..., or a run folder for its newest checkpoint.")],
+    out: Annotated[Path, typer.Argument(help="A new folder for model.safetensors and config.json.")],
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Of the parameters that are written (default: that of training).")
+    ] = None,
+) -> None:
+    """Write the parameters of a checkpoint as safetensors, without the optimizer's and the loader's state."""
+    from seqmesh.tools import export as command
+
+    command.run(checkpoint=checkpoint, out=out, dtype=dtype)
+
+
+@app.command()
 def report(run: Annotated[Path, typer.Argument(help="The run folder of a training job.")]) -> None:
     """Summarise a training run: a table, and a picture of loss and throughput."""
     from seqmesh.tools import report as command
@@ -440,7 +455,7 @@ def report(run: Annotated[Path, typer.Argument(help="The run folder of a trainin
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="packer, rings, loader, train, planner, calibrate or all.")],
+    name: Annotated[str, typer.Argument(help="packer, rings, loader, train, checkpoint, planner, calibrate or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: done within 40 seconds each.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the results to this file, too.")] = None,
     against: Annotated[str, typer.Option(help="Peers to compare with, separated by commas (default: all).")] = "",

@@ -24,7 +24,7 @@ from seqmesh.loader.settings import LoaderSettings, TokenField
 from seqmesh.packer.cost import PAIR_UNITS, CostModel
 from seqmesh.packer.offload import Offload
 from seqmesh.trainer.activations import bytes_per_token
-from seqmesh.trainer.checkpoint import CheckpointConfig
+from seqmesh.trainer.checkpoints.config import CheckpointConfig
 from seqmesh.trainer.logs import LogConfig
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.huggingface import CONFIG, huggingface_config

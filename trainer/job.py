@@ -11,12 +11,14 @@ import torch
 from seqmesh.loader.cost_file import cost_digest
 from seqmesh.loader.embedded import Loader
 from seqmesh.packer.cost import CostModel
+from seqmesh.trainer.checkpoints.save import Saver
 from seqmesh.trainer.config import TrainConfig
 from seqmesh.trainer.flops import Peak, Work, find_peak, make_work
 from seqmesh.trainer.host import Host
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.part import Saved
 from seqmesh.trainer.recompute import set_recompute
 from seqmesh.trainer.replicas import Replica, make_replica
 from seqmesh.trainer.step import EXTRA
@@ -26,7 +28,8 @@ Say = Callable[[str], object]
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """say: gets the first rank's lines for people. work: what steps are counted as. step: steps done."""
+    """say: gets the first rank's lines for people. work: what steps are counted as. step: steps done; saved: those
+    of the newest checkpoint."""
 
     config: TrainConfig
     ranks: Ranks
@@ -38,12 +41,18 @@ class Job:
     optimizer: torch.optim.Optimizer
     work: Work
     peak: Peak
+    saver: Saver
     step: int = 0
+    saved: int = 0
 
     @property
     def folder(self) -> Path:
         """Of logs and checkpoints."""
         return Path(self.config.run)
+
+    def tensors(self) -> Saved:
+        """What a checkpoint holds, each tensor the storage that the next step changes."""
+        return self.replica.tensors(self.optimizer)
 
     @property
     def cost(self) -> str:
@@ -59,17 +68,28 @@ def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job
     work = count_work(model)  # before the replica: it may leave a part of every parameter here
     offloader = Offloader(model.blocks, Host.of(ranks.device)) if config.offload else None
     replica = make_replica(model, ranks, config.loader.mode, config.sharding, extra=EXTRA)
+    optimizer = replica.make_optimizer(config.optim)
+    say = say if ranks.is_first else lambda _text: None
+    saver = Saver(
+        Path(config.run),
+        replica.tensors(optimizer),
+        ranks,
+        config=config.checkpoint,
+        timeout=config.timeout,
+        say=say,
+    )
     return Job(
         config=config,
         ranks=ranks,
         loader=loader,
-        say=say if ranks.is_first else lambda _text: None,
+        say=say,
         model=model,
         replica=replica,
         offloader=offloader,
-        optimizer=replica.make_optimizer(config.optim),
+        optimizer=optimizer,
         work=work,
         peak=find_peak(ranks.device, dtype, config.peak_flops),
+        saver=saver,
     )
 
 

@@ -37,6 +37,7 @@ def run(job: Job) -> None:
         batches_log = JsonLines(job.folder / f"batches-{job.ranks.rank}.jsonl")
         stack.callback(batches_log.close)
         collect = stack.enter_context(collecting(job.config.gc_every))
+        stack.enter_context(job.saver)
         loop = Loop(job, sinks, batches_log, collect)
         stack.enter_context(loop.watched())
         loop.run()

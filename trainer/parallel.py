@@ -17,7 +17,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch forgets to export them
+from torch.distributed import (  # type: ignore[attr-defined]  # torch forgets to export them
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
 from seqmesh.loader.exchange import exchange_texts
 from seqmesh.trainer.beats import Beats, Watch
@@ -78,9 +83,21 @@ class Ranks:
         dist.broadcast(box, src=0)
         return int(box.item())
 
+    def texts(self, text: str) -> list[str]:
+        """Every rank's text, on every rank, each cut at 1,024 bytes."""
+        return exchange_texts(text, self.device) if self.count > 1 else [text]
+
+    def share_(self, values: Tensor, source: int) -> None:
+        """Replace `values` by those of rank `source`."""
+        if self.count > 1:
+            there = values.to(self.device).contiguous()  # the group may carry one kind of memory only
+            dist.broadcast(there, src=source)
+            if there is not values:
+                values.copy_(there)
+
     def agree(self, text: str, what: str) -> None:
         """Raises RankError on every rank, naming two ranks and their texts, unless all have the same."""
-        texts = exchange_texts(text, self.device) if self.count > 1 else [text]
+        texts = self.texts(text)
         for rank, other in enumerate(texts):
             if other != texts[0]:
                 raise RankError(f"{what} differs: rank 0 has {texts[0] or 'none'}, rank {rank} has {other or 'none'}")
@@ -122,18 +139,24 @@ def join_ranks(timeout: float) -> Iterator[Ranks]:
     )
     try:
         rank, watch = dist.get_rank(), Watch()
-        beats = Beats(_beat_store(timeout), rank, count, watch)
+        beats = Beats(_connect("beats", timeout), rank, count, watch)
         with beats.running():
             yield Ranks(rank, count, device, watch, beats)
     finally:
         dist.destroy_process_group()
 
 
-def _beat_store(timeout: float) -> Store:
-    """On a connection of its own: the process group's may be held by a wait that lasts."""
+def open_store(ranks: Ranks, name: str, timeout: float) -> Store:
+    """A store that all ranks share under `name`; of this process alone where it is the only rank. timeout: seconds that
+    its waits may take. It may be used beside the process group, also from a thread."""
+    return HashStore() if ranks.count == 1 else _connect(name, timeout)
+
+
+def _connect(name: str, timeout: float) -> Store:
+    """A connection of its own: the process group's may be held by a wait that lasts."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout))
-    return PrefixStore(f"seqmesh/beats/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return PrefixStore(f"seqmesh/{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _is_exchange_failure(error: RuntimeError) -> bool:

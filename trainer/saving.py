@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from seqmesh.trainer.checkpoint import gather_saved, load_saved, newest_checkpoint, save_checkpoint
+from seqmesh.trainer.checkpoints.keep import clear_leftovers
+from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
 from seqmesh.trainer.job import Job
 from seqmesh.trainer.models.huggingface import load_huggingface
 
@@ -12,16 +15,16 @@ from seqmesh.trainer.models.huggingface import load_huggingface
 def resume(job: Job) -> None:
     """Go on from the newest whole checkpoint, the same one on all ranks; where there is none begin at 0, with the
     weights of `init`."""
-    newest = newest_checkpoint(job.folder, job.say) if job.ranks.is_first else None
-    step = job.ranks.from_first(int(newest.name.rpartition("-")[2]) if newest else -1)
-    if step < 0:
+    if job.ranks.is_first:
+        clear_leftovers(job.folder, job.say)
+    path = newest_checkpoint(job.folder, job.ranks, job.say)
+    if path is None:
         _start(job)
         return
-    path = job.folder / f"step-{step:08d}"
-    state = load_saved(path, job.replica.tensors(job.optimizer))
+    state = load(path, job.tensors(), job.ranks).state
     job.replica.loaded(job.optimizer)
     job.loader.load_state_dict(state["loader"])
-    job.step = state["step"]
+    job.step = job.saved = state["step"]
     job.say(f"resumed from {path}")
     if state.get("cost", job.cost) != job.cost:
         job.say("its cost model was another: the same global batches may be spread over the ranks in another way")
@@ -35,10 +38,11 @@ def _start(job: Job) -> None:
 
 def save_if_due(job: Job, *, last_step: bool) -> None:
     """Save after every `checkpoint.every` steps, and after the last one. Every rank calls it after every step."""
-    if not (last_step or job.step % job.config.checkpoint.every == 0):
+    job.saver.check()
+    if job.step == job.saved or not (last_step or job.step % job.config.checkpoint.every == 0):
         return
-    tensors = gather_saved(job.replica.tensors(job.optimizer))
+    state: dict[str, Any] = {"ranks": job.ranks.count, "cost": job.cost, "model": asdict(job.config.model)}
     if job.ranks.is_first:
-        state = {"loader": job.loader.state_dict(), "ranks": job.ranks.count, "cost": job.cost}
-        path = save_checkpoint(job.folder, job.step, tensors, state, keep=job.config.checkpoint.keep)
-        job.say(f"saved {path}")
+        state["loader"] = job.loader.state_dict()
+    job.saver.save(job.step, job.tensors(), state)
+    job.saved = job.step
