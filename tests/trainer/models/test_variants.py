@@ -41,7 +41,7 @@ def model_of(config: ModelConfig) -> Transformer:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
-                parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return model
 
 
