@@ -37,8 +37,8 @@ def write_job(folder: Path, data: Path, **changes: Any) -> Path:
 
 @contextmanager
 def start(job: Path, *overrides: str, before: Callable[[], None] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """The running job; killed at the end of the block if it still runs. overrides: and options. before: called in the
-    new process, before the command."""
+    """The running job; killed at the end of the block if it still runs. overrides: of settings, and options. before:
+    called in the new process, before the command."""
     command = [sys.executable, "-m", "seqmesh.tools.cli", "train", str(job), *overrides]
     with subprocess.Popen(
         command,

@@ -47,8 +47,8 @@ class TrainConfig:
     is told of offload come from here, not from `loader`.
 
     timeout: seconds that any wait for the loader or another rank may take; that is for the start and for checkpoints.
-    step_timeout: seconds that a step may take once the first is done, None for ten times the median of the latest, and
-    30 at least. heartbeat: seconds after which a rank that gives no sign of life is lost, from then on. gc_every: steps
+    step_timeout: seconds that a step may take from the third on, None for ten times the median of the latest, and 30 at
+    least. heartbeat: seconds after which a rank that gives no sign of life is lost, from then on. gc_every: steps
     between collections of garbage, None to leave it to Python. deterministic: only algorithms that repeat bit by bit.
     peak_flops: FLOP/s of a rank that are 100 % MFU, None to look the GPU up, or to measure.
     """
@@ -67,7 +67,7 @@ class TrainConfig:
     dtype: Literal["float32", "float64"] = "float32"
     timeout: float = 120.0
     step_timeout: float | None = None
-    heartbeat: float = 10.0
+    heartbeat: float = 15.0
     gc_every: int | None = 50
     deterministic: bool = False
     peak_flops: float | None = None

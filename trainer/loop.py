@@ -161,7 +161,9 @@ class Loop:
         self._expect()
 
     def _expect(self, at_least: float = 0.0) -> None:
-        """Another step or save is begun: from the second on, the others are not waited for long."""
+        """Another step or save is begun: from the third step on, the others are not waited for long. In the first they
+        compile and connect, after it their garbage is collected, and they give no sign of life meanwhile."""
         watch, config = self.job.ranks.watch, self.job.config
-        seconds = config.step_timeout or max(LEAST_STEP_TIMEOUT, SLOW_STEP * self.pace.median)
-        watch.silence, watch.deadline = config.heartbeat, time.monotonic() + max(seconds, at_least)
+        if self.pace.steps > 1:
+            seconds = config.step_timeout or max(LEAST_STEP_TIMEOUT, SLOW_STEP * self.pace.median)
+            watch.silence, watch.deadline = config.heartbeat, time.monotonic() + max(seconds, at_least)

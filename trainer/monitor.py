@@ -105,13 +105,13 @@ class Pace:
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque(maxlen=50)
-        self._count = 0
+        self.steps = 0
 
     def add(self, seconds: float) -> None:
-        if self._count == 1:
+        if self.steps == 1:
             self._latest.clear()
         self._latest.append(seconds)
-        self._count += 1
+        self.steps += 1
 
     @property
     def mean(self) -> float:

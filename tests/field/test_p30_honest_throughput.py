@@ -14,7 +14,7 @@ import torch
 
 from seqmesh.loader.embedded import Loader
 from seqmesh.trainer.config import load_config
-from seqmesh.trainer.flops import Work, make_work
+from seqmesh.trainer.flops import make_work
 from seqmesh.trainer.job import make_job
 from seqmesh.trainer.loop import run
 from seqmesh.trainer.monitor import StepClock, make_record, read_steps, step_line
@@ -28,8 +28,8 @@ LAYERS, HEADS, HEAD_DIM = 4, 8, 64
 
 
 def attention_flops(lengths: list[int], window: int | None = None) -> float:
-    shape = {"block_parameters": 0, "head_parameters": 0, "heads": HEADS, "head_dim": HEAD_DIM}
-    work: Work = make_work(**shape, windows=[window] * LAYERS)  # type: ignore[arg-type]  # mypy joins them to object
+    windows = [window] * LAYERS
+    work = make_work(block_parameters=0, head_parameters=0, heads=HEADS, head_dim=HEAD_DIM, windows=windows)
     every = np.array(lengths, np.int64)
     pairs = work.layer_pairs(every, np.ones_like(every), np.zeros_like(every))
     return work.of_step(tokens=sum(lengths), supervised=0, layer_pairs=pairs)

@@ -49,9 +49,9 @@ def test_six_flops_per_parameter_and_twelve_per_head_channel_and_pair_are_what_t
     weight = torch.randn(width, width, requires_grad=True)
     q, k, v = (torch.randn(heads, tokens, head_dim, requires_grad=True) for _ in range(3))
     with FlopCounterMode(display=False) as linear:
-        (x @ weight).sum().backward()
+        torch.autograd.backward((x @ weight).sum())
     with FlopCounterMode(display=False) as attention:
-        ((q @ k.transpose(1, 2)) @ v).sum().backward()
+        torch.autograd.backward(((q @ k.transpose(1, 2)) @ v).sum())
     work = make_work(block_parameters=width**2, head_parameters=0, heads=heads, head_dim=head_dim, windows=[None])
     assert linear.get_total_flops() == work.per_token * tokens
     assert attention.get_total_flops() == work.per_pair * tokens**2  # no mask: every pair
