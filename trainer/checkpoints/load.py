@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
+from seqmesh.trainer.checkpoints.index import Chunks, read_index
 from seqmesh.trainer.checkpoints.keep import checkpoint_path, checkpoints, step_of
-from seqmesh.trainer.checkpoints.layout import Chunks, read_index
 from seqmesh.trainer.checkpoints.manifest import STATE, CheckpointError, DamageError, problems
 from seqmesh.trainer.checkpoints.parts import dtype_of, local_of, shape_of
 from seqmesh.trainer.checkpoints.read import read_into

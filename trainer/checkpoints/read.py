@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.default_planner import create_default_local_lo
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
-from seqmesh.trainer.checkpoints.layout import Chunks, read_index
+from seqmesh.trainer.checkpoints.index import Chunks, read_index
 from seqmesh.trainer.checkpoints.manifest import DamageError, verify
 from seqmesh.trainer.checkpoints.parts import local_of, planned
 from seqmesh.trainer.part import Saved

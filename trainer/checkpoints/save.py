@@ -28,8 +28,9 @@ from torch import Tensor
 from seqmesh.trainer.checkpoints.board import AbandonedError, Board
 from seqmesh.trainer.checkpoints.config import CheckpointConfig
 from seqmesh.trainer.checkpoints.files import complete, write_file
+from seqmesh.trainer.checkpoints.index import Entry, RankFile
 from seqmesh.trainer.checkpoints.keep import checkpoint_path, temporary_path
-from seqmesh.trainer.checkpoints.layout import Entry, RankFile, lay_out
+from seqmesh.trainer.checkpoints.layout import lay_out
 from seqmesh.trainer.checkpoints.manifest import STATE, TENSORS, VERSION, CheckpointError, FileEntry
 from seqmesh.trainer.checkpoints.parts import local_of
 from seqmesh.trainer.parallel import RankError, Ranks, open_store

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from safetensors.torch import load_file
+
 from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
 from seqmesh.trainer.checkpoints.parts import local_of
 from seqmesh.trainer.checkpoints.read import read_model
@@ -55,6 +57,10 @@ def test_every_spread_on_every_number_of_ranks(tmp_path: Path) -> None:
     for run in tmp_path.iterdir():
         (path,) = run.iterdir()
         expected = whole_tensors(int(path.name[-8:]))
+        files = [load_file(file) for file in path.glob("rank-*.safetensors")]
+        assert sum(tensor.numel() for file in files for tensor in file.values()) == sum(
+            tensor.numel() for tensor in expected.values()
+        )
         assert same(
             dict(read_model(path)), {n.removeprefix("model/"): expected[n] for n in SHAPES if n.startswith("model/")}
         )
