@@ -24,7 +24,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 from seqmesh.benchmarks.calibrate_rank import timed
 from seqmesh.benchmarks.harness import interleave
 from seqmesh.benchmarks.optimizers import FUSED, LAMB, PLAIN, STRETCHES, TIMM_LAMB, Answer, Job
-from seqmesh.trainer.model import ModelConfig, Transformer
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig, make_optimizer_over
 from seqmesh.trainer.optim.trained import each_by_itself
 from seqmesh.trainer.parallel import Ranks, end_with_parent, join_ranks
@@ -33,7 +34,7 @@ from seqmesh.trainer.step import EXTRA
 
 TIMEOUT = 120.0  # seconds for any exchange
 CONFIG = OptimConfig(name="lamb", lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
-Step = Callable[[], object]
+Step = Callable[[], None]
 
 
 def new_model(job: Job) -> Transformer:
@@ -64,8 +65,8 @@ def steps_of(job: Job, ranks: Ranks) -> tuple[dict[str, Step], list[nn.Parameter
     trained = each_by_itself(ours)
     steps: dict[str, Step] = {LAMB: make_optimizer_over(trained, len(trained), CONFIG, ranks.sum_).step}
     steps[STRETCHES] = stretches_step(job, ranks)
-    for name, options in ((FUSED, {"fused": True}), (PLAIN, {"fused": False, "foreach": False})):
-        steps[name] = torch.optim.AdamW(cut_parameters(job), lr=CONFIG.lr, **options).step
+    steps[FUSED] = torch.optim.AdamW(cut_parameters(job), lr=CONFIG.lr, fused=True).step
+    steps[PLAIN] = torch.optim.AdamW(cut_parameters(job), lr=CONFIG.lr, fused=False, foreach=False).step
     if TIMM_LAMB in job.candidates and (lamb := timm_step(theirs)) is not None:
         steps[TIMM_LAMB] = lamb
     return {name: steps[name] for name in job.candidates if name in steps}, ours, theirs
@@ -110,7 +111,7 @@ def measure(job: Job, ranks: Ranks) -> Answer:
 
 
 def exchanges_of(step: Step) -> int:
-    with CommDebugMode() as counted:
+    with CommDebugMode() as counted:  # type: ignore[no-untyped-call]  # torch gives it no types
         step()
     return int(counted.get_total_counts())
 

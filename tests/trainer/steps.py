@@ -18,11 +18,12 @@ from seqmesh.kernels.loss import UNSUPERVISED, cross_entropy_sum
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import LoaderSettings
-from seqmesh.trainer.model import ModelConfig, Transformer
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig, learning_rate, make_optimizer
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Part, Saved
-from seqmesh.trainer.replicas import Sharding, make_replica
+from seqmesh.trainer.replicas import Replica, Sharding, make_replica
 from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
 from tests.support import documents_of
 from tests.trainer.slow_lamb import SlowLamb
@@ -60,9 +61,9 @@ class Taken:
     groups: int
 
 
-def new_model(dtype: str = "float64") -> Transformer:
+def new_model(dtype: str = "float64", config: ModelConfig = CONFIG) -> Transformer:
     torch.set_num_threads(1)
-    return Transformer(CONFIG, seed=0).to(getattr(torch, dtype))
+    return Transformer(config, seed=0).to(getattr(torch, dtype))
 
 
 def take_all(ranks: Ranks, jobs: Sequence[Job]) -> list[Taken]:
@@ -90,8 +91,7 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
                 if batch.last_in_step:
                     break
             replica.reduce_()
-            replica.update(recorder)
-            gradients.append(flat(whole(replica.tensors(recorder), "optimizer/", "/exp_avg")))
+            gradients.append(gradient_of(replica, recorder))
             supervised = batch.supervised_tokens_in_step
             results.append(finish_step(replica, optimizer, job.optim, supervised=supervised, step=step, steps=STEPS))
     return Taken(
@@ -103,6 +103,12 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
         own=digest(model),
         groups=groups_now() - groups,
     )
+
+
+def gradient_of(replica: Replica, recorder: torch.optim.Optimizer) -> Vector:
+    """The whole gradient, whichever way it lies on the ranks; all of them must call it."""
+    replica.update(recorder)
+    return flat(whole(replica.tensors(recorder), "optimizer/", "/exp_avg"))
 
 
 def groups_now() -> int:
@@ -162,14 +168,16 @@ def reference(
     *,
     optim: OptimConfig | None = None,
     dtype: str = "float64",
+    config: ModelConfig = CONFIG,
+    steps: int = STEPS,
 ) -> Reference:
     """One process, one document at a time, mean over the step's supervised tokens; plain optimizers."""
-    documents = documents_of(lengths, vocab=CONFIG.vocab_size)
+    documents = documents_of(lengths, vocab=config.vocab_size)
     optim = optim or OptimConfig()
-    feed, model = Feed(settings), new_model(dtype)
+    feed, model = Feed(settings), new_model(dtype, config)
     update = _plain_update(model, optim)
     gradients, state = [], feed.start
-    for number in range(STEPS):
+    for number in range(steps):
         step = feed.step(state)
         assert step is not None
         state = step.after
@@ -183,7 +191,7 @@ def reference(
             torch.autograd.backward(loss / max(supervised, 1))
         gradients.append(flat({name: _gradient(p) for name, p in model.named_parameters()}))
         if supervised:
-            update(learning_rate(optim, number, STEPS))
+            update(learning_rate(optim, number, steps))
     return Reference(gradients=gradients, weights=flat({n: p.detach() for n, p in model.named_parameters()}))
 
 

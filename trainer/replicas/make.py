@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from seqmesh.packer.plan import Mode
-from seqmesh.trainer.model import Transformer
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.replicas.optimizer import OptimizerSharded
 from seqmesh.trainer.replicas.parameters import ParametersSharded

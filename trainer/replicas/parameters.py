@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from seqmesh.packer.plan import Mode
-from seqmesh.trainer.model import Transformer
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim.config import OptimConfig
 from seqmesh.trainer.optim.make import make_optimizer_over
 from seqmesh.trainer.optim.trained import each_by_itself, local
