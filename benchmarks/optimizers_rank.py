@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -35,6 +35,21 @@ from seqmesh.trainer.step import EXTRA
 TIMEOUT = 120.0  # seconds for any exchange
 CONFIG = OptimConfig(name="lamb", lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
 Step = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """parameters: what `step` updates; it may write over their gradients."""
+
+    parameters: list[nn.Parameter]
+    step: Step
+
+    def timed_step(self, gradients: list[Tensor], ranks: Ranks) -> float:
+        """Seconds of a step from these gradients, which are put in place before."""
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            assert parameter.grad is not None
+            parameter.grad.copy_(gradient)
+        return timed(self.step, ranks)
 
 
 def new_model(job: Job) -> Transformer:
@@ -59,25 +74,27 @@ def cut_parameters(job: Job) -> list[nn.Parameter]:
     return parameters
 
 
-def steps_of(job: Job, ranks: Ranks) -> tuple[dict[str, Step], list[nn.Parameter], list[nn.Parameter]]:
-    """Every candidate that is there; the parameters of our LAMB, and of timm's."""
-    ours, theirs = cut_parameters(job), cut_parameters(job)
+def candidates_of(job: Job, ranks: Ranks) -> dict[str, Candidate]:
+    """Every candidate that is there."""
+    ours, fused, plain, theirs = (cut_parameters(job) for _ in range(4))
     trained = each_by_itself(ours)
-    steps: dict[str, Step] = {LAMB: make_optimizer_over(trained, len(trained), CONFIG, ranks.sum_).step}
-    steps[STRETCHES] = stretches_step(job, ranks)
-    steps[FUSED] = torch.optim.AdamW(cut_parameters(job), lr=CONFIG.lr, fused=True).step
-    steps[PLAIN] = torch.optim.AdamW(cut_parameters(job), lr=CONFIG.lr, fused=False, foreach=False).step
-    if TIMM_LAMB in job.candidates and (lamb := timm_step(theirs)) is not None:
-        steps[TIMM_LAMB] = lamb
-    return {name: steps[name] for name in job.candidates if name in steps}, ours, theirs
+    found = {
+        LAMB: Candidate(ours, make_optimizer_over(trained, len(trained), CONFIG, ranks.sum_).step),
+        STRETCHES: stretches(job, ranks),
+        FUSED: Candidate(fused, torch.optim.AdamW(fused, lr=CONFIG.lr, fused=True).step),
+        PLAIN: Candidate(plain, torch.optim.AdamW(plain, lr=CONFIG.lr, fused=False, foreach=False).step),
+    }
+    if TIMM_LAMB in job.candidates and (step := timm_step(theirs)) is not None:
+        found[TIMM_LAMB] = Candidate(theirs, step)
+    return {name: found[name] for name in job.candidates if name in found}
 
 
-def stretches_step(job: Job, ranks: Ranks) -> Step:
+def stretches(job: Job, ranks: Ranks) -> Candidate:
     optimizer = OptimizerSharded(new_model(job), ranks, extra=EXTRA).make_optimizer(CONFIG)
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad.normal_(std=1e-2)
-    return optimizer.step
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        parameter.grad.normal_(std=1e-2)
+    return Candidate(parameters, optimizer.step)
 
 
 def timm_step(parameters: list[nn.Parameter]) -> Step | None:
@@ -97,17 +114,26 @@ def timm_step(parameters: list[nn.Parameter]) -> Step | None:
 
 def measure(job: Job, ranks: Ranks) -> Answer:
     """Everything that the job asks for, round by round; the first round is not counted."""
-    steps, ours, theirs = steps_of(job, ranks)
-    own = interleave({name: partial(timed, step, ranks) for name, step in steps.items()}, job.repeats)
+    found = candidates_of(job, ranks)
+    rounds = {name: partial(each.timed_step, gradients_of(each), ranks) for name, each in found.items()}
     seconds = {}
-    for name, taken in own.items():
+    for name, taken in interleave(rounds, job.repeats).items():
         slowest = torch.tensor(taken)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         seconds[name] = slowest.tolist()
-    exchanges = {name: exchanges_of(step) for name, step in steps.items()}
-    apart = largest_difference(ours, theirs) if TIMM_LAMB in steps else None
-    elements = sum(parameter.numel() for parameter in ours)
-    return Answer(seconds=seconds, exchanges=exchanges, elements=elements, apart=apart)
+    apart = None
+    if TIMM_LAMB in found:
+        apart = largest_difference(found[LAMB].parameters, found[TIMM_LAMB].parameters)
+    return Answer(
+        seconds=seconds,
+        exchanges={name: exchanges_of(each.step) for name, each in found.items()},
+        elements=sum(parameter.numel() for parameter in found[FUSED].parameters),
+        apart=apart,
+    )
+
+
+def gradients_of(candidate: Candidate) -> list[Tensor]:
+    return [parameter.grad.clone() for parameter in candidate.parameters if parameter.grad is not None]
 
 
 def exchanges_of(step: Step) -> int:
