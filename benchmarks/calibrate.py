@@ -155,7 +155,7 @@ def _mixture(tokens: int, *, seed: int) -> MicroBatch:
 
 
 def model_settings(size: Size) -> dict[str, int]:
-    """Of `trainer.model.ModelConfig`."""
+    """Of `trainer.models.config.ModelConfig`."""
     heads = size.width // 64
     kv_heads = max(1, heads // 2)
     return {
@@ -169,7 +169,7 @@ def model_settings(size: Size) -> dict[str, int]:
 
 def shape_of(model: dict[str, int]) -> ModelShape:
     """The shape that the trainer counts for these settings."""
-    from seqmesh.trainer.model import ModelConfig  # imports torch
+    from seqmesh.trainer.models.config import ModelConfig  # imports torch
 
     return replace(TypeAdapter(ModelConfig).validate_python(model).shape, number_bytes=NUMBER_BYTES)
 

@@ -22,7 +22,8 @@ from seqmesh.benchmarks.harness import Results, Row, Spread, chosen_peers, inter
 from seqmesh.kernels.layout import Layout
 from seqmesh.trainer.activations import bytes_per_token
 from seqmesh.trainer.host import Host
-from seqmesh.trainer.model import ModelConfig, Transformer
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.recompute import Recompute, set_recompute
 

@@ -10,7 +10,10 @@ term at `crossover`. Coefficients are in one unit of the job's choice, from a mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,7 +33,8 @@ def attended_pairs(lengths: Int64Array) -> Int64Array:
 class CostModel:
     """fixed: of a micro-batch. linear: of a token. quadratic: of an attended pair. row_near, row_far: of one row of
     keys and values that comes from a rank of the same node, or of another one. window: the most keys that a query sees,
-    None for all before it. The default counts tokens alone."""
+    None for all before it. other_windows: the same of further layers, where layers differ: a pair and a row count once
+    for each layer, of this one and of those, that sees them. The default counts tokens alone."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -40,6 +44,7 @@ class CostModel:
     row_near: int = 0
     row_far: int = 0
     window: int | None = None
+    other_windows: tuple[int | None, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("fixed", "linear", "quadratic", "row_near", "row_far"):
@@ -49,25 +54,37 @@ class CostModel:
             raise ValueError("linear and quadratic are both 0: a document must cost something")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window is {self.window}: must be at least 1, or none")
+        if any(window is not None and window < 1 for window in self.other_windows):
+            raise ValueError(f"other_windows is {list(self.other_windows)}: each must be at least 1, or none")
+
+    @property
+    def windows(self) -> Counter[int | None]:
+        """How many of the layers that a pair counts for have each window."""
+        return Counter((self.window, *self.other_windows))
 
     def of(self, lengths: Int64Array) -> Int64Array:
         """Cost of each document alone on a rank, without the micro-batch's fixed cost. Raises ValueError where the
         costs or their sum do not fit 62 bits."""
         longest = int(lengths.max()) if len(lengths) else 0
-        inside = longest if self.window is None else min(self.window, longest)
-        pairs = inside * (inside + 1) // 2 + (longest - inside) * inside
-        dearest = longest * (self.linear + max(self.row_near, self.row_far)) + self.quadratic * pairs
+        row = max(self.row_near, self.row_far) * self.windows.total()
+        pairs = 0
+        for window, layers in self.windows.items():
+            inside = longest if window is None else min(window, longest)
+            pairs += layers * (inside * (inside + 1) // 2 + (longest - inside) * inside)
+        dearest = longest * (self.linear + row) + self.quadratic * pairs
         if dearest > LARGEST:  # Python's own integers: exact at any size
             raise ValueError(f"a document of {longest} tokens costs up to {dearest}, over 2**62: use a coarser unit")
-        costs = self.linear * lengths + self.quadratic * pairs_before(lengths, self.window)
-        everything = total(costs, "costs") + int(lengths.sum()) * max(self.row_near, self.row_far)
+        seen = sum(layers * pairs_before(lengths, window) for window, layers in self.windows.items())
+        costs = self.linear * lengths + self.quadratic * seen
+        everything = total(costs, "costs") + int(lengths.sum()) * row
         if everything > LARGEST:  # what one rank may come to, with the traffic of all rings
             raise ValueError(f"costs and traffic come to {everything}, over 2**62: use a coarser unit")
         return np.asarray(costs, np.int64)
 
     def attention(self, lengths: Int64Array, ring_sizes: Int64Array, index: Int64Array) -> Int64Array:
         """Attention's share of the cost of piece `index` of each document."""
-        return np.asarray(self.quadratic * piece_pairs(lengths, ring_sizes, index, self.window), np.int64)
+        pairs = (layers * piece_pairs(lengths, ring_sizes, index, window) for window, layers in self.windows.items())
+        return np.asarray(self.quadratic * sum(pairs), np.int64)
 
     def of_pieces(self, lengths: Int64Array, ring_sizes: Int64Array, index: Int64Array) -> Int64Array:
         """Compute of piece `index` of each document, on its member of a ring; that of `of` for rings of one."""
@@ -77,7 +94,7 @@ class CostModel:
     def traffic(self, lengths: Int64Array, ring_sizes: Int64Array, index: Int64Array, far: Int64Array) -> Int64Array:
         """What the rows that each piece's rank receives take on the way. far: whether (1 or 0) its ring leaves a node:
         then all of it is counted at the slower rate, as one slow link holds up the whole ring."""
-        rows = piece_rows(lengths, ring_sizes, index, self.window)
+        rows = sum(layers * piece_rows(lengths, ring_sizes, index, w) for w, layers in self.windows.items())
         return np.asarray(rows * np.where(far, self.row_far, self.row_near), np.int64)
 
     def alone(self, lengths: Int64Array, ring_sizes: Int64Array, index: Int64Array, per_node: int) -> Int64Array:
@@ -92,14 +109,22 @@ class CostModel:
     def crossover(self) -> float:
         """Length in tokens at which the quadratic term equals the linear one; infinite without a quadratic term, or
         where the window keeps it smaller."""
-        if not self.quadratic:
-            return float("inf")
-        length = max(2 * self.linear / self.quadratic - 1, 0.0)
-        if self.window is None or length <= self.window:
-            return length
-        excess = self.quadratic * self.window - self.linear  # beyond the window each token sees `window` keys
-        inside = self.quadratic * self.window * (self.window - 1) / 2
-        return inside / excess if excess > 0 else float("inf")
+        layers = self.windows.total()
+        limits = sorted(window for window in self.windows.elements() if window is not None)
+        for bound, limit in enumerate(limits):  # the windows before it are shorter than the length
+            if (length := self._crossing(layers - bound, limits[:bound])) <= limit:
+                return length
+        return self._crossing(layers - len(limits), limits)
+
+    def _crossing(self, unbound: int, bound: list[int]) -> float:
+        """Where quadratic · (unbound · L (L + 1) / 2 + Σ (w · L − w (w − 1) / 2)) is linear · L."""
+        square = self.quadratic * unbound / 2
+        slope = square + self.quadratic * sum(bound) - self.linear
+        missing = self.quadratic * sum(window * (window - 1) for window in bound) / 2
+        root = math.sqrt(slope**2 + 4 * square * missing)
+        if slope > 0:
+            return 2 * missing / (slope + root)
+        return (root - slope) / (2 * square) if square else float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +148,9 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The sizes of a decoder-only transformer with gated (three-matrix) MLPs that decide its work. window: see
-    `CostModel`. number_bytes: of one number of a key or value on the way; gradients travel in four."""
+    """The sizes of a decoder-only transformer that decide its work. mlp_matrices: of an MLP, 3 where it is gated, else
+    2. windows: the most keys that a query sees, None for all before it, of one layer after the other and again from the
+    first. number_bytes: of one number of a key or value on the way; gradients travel in four."""
 
     layers: int
     width: int
@@ -133,7 +159,8 @@ class ModelShape:
     head_width: int
     ffn_width: int
     vocab_size: int
-    window: int | None = None
+    mlp_matrices: int = 3
+    windows: tuple[int | None, ...] = (None,)
     number_bytes: int = 2
 
     @property
@@ -141,13 +168,24 @@ class ModelShape:
         """Matmul FLOPs of one token, forward and backward, without the attended pairs: 6 per weight (2 forward,
         4 backward). The embedding look-up is no matmul; the head is one."""
         attention = self.width * self.head_width * (2 * self.heads + 2 * self.kv_heads)  # q and o, k and v
-        return 6 * (self.layers * (attention + 3 * self.width * self.ffn_width) + self.width * self.vocab_size)
+        mlp = self.mlp_matrices * self.width * self.ffn_width
+        return 6 * (self.layers * (attention + mlp) + self.width * self.vocab_size)
 
     @property
     def flops_per_pair(self) -> int:
-        """FLOPs of one attended pair over all layers, forward and backward: q·k and p·v at 2 · head_width per head
+        """FLOPs of one pair that all layers attend to, forward and backward: q·k and p·v at 2 · head_width per head
         forward, twice that backward (the recomputation of scores that flash kernels do is not counted)."""
         return 12 * self.layers * self.heads * self.head_width
+
+    @property
+    def layers_by_window(self) -> Counter[int | None]:
+        """How many layers have each window."""
+        return Counter(islice(cycle(self.windows), self.layers))
+
+    def flops(self, lengths: Int64Array) -> int:
+        """Matmul FLOPs of whole documents, forward and backward, of the pairs that each layer's window leaves."""
+        pairs = (n * int(pairs_before(lengths, window).sum()) for window, n in self.layers_by_window.items())
+        return int(lengths.sum()) * self.flops_per_token + self.flops_per_pair // self.layers * sum(pairs)
 
     @property
     def bytes_per_row(self) -> int:
@@ -156,19 +194,29 @@ class ModelShape:
         return self.layers * 2 * self.kv_heads * self.head_width * (2 * self.number_bytes + 4)
 
     def cost_model(self, machine: Machine | None = None) -> CostModel:
-        """In units of 1/64 of the work of one attended pair. Without a machine links and launches count nothing."""
-        per_flop = PAIR_UNITS / self.flops_per_pair
-        compute = {"linear": max(1, round(self.flops_per_token * per_flop)), "quadratic": PAIR_UNITS}
+        """In units of about 1/64 of the work of one pair that all layers attend to, exactly so where one window serves
+        all. Without a machine links and launches count nothing."""
+        window, *others = self._shares()
+        shares = 1 + len(others)
+        pair = max(1, PAIR_UNITS // shares)
+        per_flop = pair * shares / self.flops_per_pair
+        linear = max(1, round(self.flops_per_token * per_flop))
+        alike = CostModel(linear=linear, quadratic=pair, window=window, other_windows=tuple(others))
         if machine is None:
-            return CostModel(**compute, window=self.window)
+            return alike
         per_second = machine.flops * per_flop
-        return CostModel(
-            **compute,
+        return replace(
+            alike,
             fixed=round(machine.launch * per_second),
-            row_near=round(self.bytes_per_row / machine.near * per_second),
-            row_far=round(self.bytes_per_row / machine.far * per_second),
-            window=self.window,
+            row_near=round(self.bytes_per_row / shares / machine.near * per_second),
+            row_far=round(self.bytes_per_row / shares / machine.far * per_second),
         )
+
+    def _shares(self) -> list[int | None]:
+        """The windows of the fewest layers that stand for all in their proportion, the shortest first."""
+        counts = self.layers_by_window
+        alike = math.gcd(*counts.values())
+        return sorted((w for w, n in counts.items() for _ in range(n // alike)), key=lambda w: (w is None, w or 0))
 
 
 MODEL_8B = ModelShape(

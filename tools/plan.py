@@ -122,8 +122,9 @@ def measured(
     rings = np.diff(plan.ring_offsets)
     sizes, counts = np.unique(rings[rings > 1], return_counts=True)
     micro_batches = int(plan.waves.sum())
-    rows = received_rows(plan, prices.cost.window)
-    static = static_rows(plan.lengths, static_ring, prices.cost.window)
+    windows = prices.cost.windows
+    rows = sum(n * received_rows(plan, window) for window, n in windows.items()) // windows.total()
+    static = sum(n * static_rows(plan.lengths, static_ring, window) for window, n in windows.items()) // windows.total()
     return StepResult(
         step=state.step,
         epoch=state.epoch,

@@ -150,7 +150,9 @@ def price(cost: CostModel) -> str:
 
 def crossing(cost: CostModel) -> str:
     """Where attention overtakes everything else."""
-    window = "" if cost.window is None else f"; a token sees {cost.window:,} keys at most"
+    seen = [window for window in cost.windows if window is not None]
+    layers = "" if len(seen) == len(cost.windows) else " in some layers"
+    window = f"; a token sees {max(seen):,} keys at most{layers}" if seen else ""
     if cost.crossover == float("inf"):
         return f"attention costs less than the rest in documents of any length{window}"
     return f"attention costs as much as the rest in a document of {cost.crossover:,.0f} tokens{window}"

@@ -9,13 +9,13 @@ from seqmesh.packer.lazy import lazy_names
 if TYPE_CHECKING:
     from seqmesh.trainer.config import TrainConfig as TrainConfig
     from seqmesh.trainer.config import load_config as load_config
-    from seqmesh.trainer.model import ModelConfig as ModelConfig
-    from seqmesh.trainer.model import Transformer as Transformer
+    from seqmesh.trainer.models.config import ModelConfig as ModelConfig
+    from seqmesh.trainer.models.transformer import Transformer as Transformer
 
 _HOMES = {
-    "ModelConfig": "model",
+    "ModelConfig": "models.config",
     "TrainConfig": "config",
-    "Transformer": "model",
+    "Transformer": "models.transformer",
     "load_config": "config",
 }
 __all__ = sorted(_HOMES)

@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.rotary import rotary_tables
-from seqmesh.trainer.model import ModelConfig, ParallelBlock
+from seqmesh.trainer.models.blocks import make_block
+from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.recompute import Recompute, set_recompute
 
 SMALL_BYTES = 1024  # a copy takes longer than it is worth
@@ -83,7 +84,7 @@ def saved_bytes(layer: nn.Module, x: Tensor, *given: Any) -> int:
 def bytes_per_token(config: ModelConfig, recompute: Recompute, dtype: torch.dtype) -> float:
     """Bytes of a token's activations in all layers together, as one layer is found to save them for many tokens."""
     with torch.device("meta"):
-        layer = ParallelBlock(config).to(dtype)
+        layer = make_block(config, window=None).to(dtype)
         x = torch.empty(COUNTED_TOKENS, config.width, dtype=dtype)
         positions, bounds = torch.arange(COUNTED_TOKENS), torch.zeros(2, dtype=torch.int32)
     set_recompute([layer], recompute)

@@ -7,6 +7,7 @@ Each part is a frozen dataclass beside the code that uses it; this file puts the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,21 +24,33 @@ from seqmesh.loader.settings import LoaderSettings, TokenField
 from seqmesh.packer.cost import PAIR_UNITS, CostModel
 from seqmesh.packer.offload import Offload
 from seqmesh.trainer.activations import bytes_per_token
-from seqmesh.trainer.checkpoint import CheckpointConfig
-from seqmesh.trainer.model import ModelConfig
+from seqmesh.trainer.checkpoints.config import CheckpointConfig
+from seqmesh.trainer.logs import LogConfig
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.huggingface import CONFIG, huggingface_config
+from seqmesh.trainer.models.llama import check_agreement
+from seqmesh.trainer.models.presets import with_preset
 from seqmesh.trainer.offload import OffloadConfig
-from seqmesh.trainer.optim import OptimConfig
+from seqmesh.trainer.optim.config import OptimConfig
 from seqmesh.trainer.recompute import Recompute
+from seqmesh.trainer.replicas.replica import Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """run: folder for logs, checkpoints and the resolved configuration. steps: optimizer steps in all. ranks:
-    processes on this machine. seed: of the weights. timeout: seconds that any wait for the loader or another rank may
-    take. credit_bytes: batches that the loader may send ahead, in bytes. cost: a file of `seqmesh bench calibrate`, or
-    None to count the work of the model's shape. offload: None for none; recompute: what layers make again in backward
-    instead of saving it. The number of ranks, the cost model that the loader balances by and what it is told of offload
-    come from here, not from `loader`.
+    processes on this machine. seed: of the weights. credit_bytes: batches that the loader may send ahead, in bytes.
+    cost: a file of `seqmesh bench calibrate`, or None to count the work of the model's shape. init: a folder of
+    Llama-style Hugging Face weights to start from at step 0, None to draw them. sharding: how model and optimizer lie
+    on the ranks; None for what suits `loader.mode`. offload: of activations, None for none; recompute: what layers make
+    again in backward instead of saving it. The number of ranks, the cost model that the loader balances by and what it
+    is told of offload come from here, not from `loader`.
+
+    timeout: seconds that any wait for the loader or another rank may take; that is for the start and for checkpoints.
+    step_timeout: seconds that a step may take from the third on, None for ten times the median of the latest, and 30 at
+    least. heartbeat: seconds after which a rank that gives no sign of life is lost, from then on. gc_every: steps
+    between collections of garbage, None to leave it to Python. deterministic: only algorithms that repeat bit by bit.
+    peak_flops: FLOP/s of a rank that are 100 % MFU, None to look the GPU up, or to measure.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -48,21 +61,32 @@ class TrainConfig:
     model: ModelConfig
     optim: OptimConfig = field(default_factory=OptimConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
     ranks: int = 1
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
     timeout: float = 120.0
+    step_timeout: float | None = None
+    heartbeat: float = 15.0
+    gc_every: int | None = 50
+    deterministic: bool = False
+    peak_flops: float | None = None
     credit_bytes: int = 64 << 20
     cost: str | None = None
+    init: str | None = None
+    sharding: Sharding | None = None
     offload: OffloadConfig | None = None
     recompute: Recompute = "none"
 
     def __post_init__(self) -> None:
-        for name in ("steps", "ranks", "credit_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: must be at least 1")
-        if self.timeout <= 0:
-            raise ValueError(f"timeout is {self.timeout}: must be over 0 seconds")
+        if not self.run:
+            raise ValueError("run is empty: must be a folder")
+        for name in ("steps", "ranks", "credit_bytes", "gc_every"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ValueError(f"{name} is {count}: must be at least 1")
+        for name in ("timeout", "step_timeout", "heartbeat", "peak_flops"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value}: must be over 0, and finite")
         if self.loader.ranks != 1 or self.loader.cost is not None or self.loader.offload is not None:
             raise ValueError("loader.ranks, loader.cost and loader.offload are set by the trainer: leave them out")
         if missing := set(get_args(TokenField)) - set(self.loader.fields):
@@ -101,15 +125,21 @@ _ADAPTER = TypeAdapter(TrainConfig)
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a YAML file and apply overrides such as `optim.lr=1e-3` (values are YAML too).
 
-    Raises FileNotFoundError, or ValueError naming every field that is unknown, missing or unfit; of a cost file, too.
+    `model.preset` names a model whose values the section takes where it gives none, and so does the config.json of
+    `init`; what the weights decide must then be alike. Raises FileNotFoundError, or ValueError naming every field that
+    is unknown, missing or unfit; of a cost file, too.
     """
     fields = read_mapping(path)
     for override in overrides:
         _apply(fields, override)
+    theirs = _complete_model(fields)
     try:
         config = _ADAPTER.validate_python(fields)
+        refuse_booleans(fields, asdict(config))
     except ValidationError as error:
-        raise ValueError(f"{path} does not make a training job: {explain(error)}") from error
+        raise ValueError(f"{path} does not make a training job: {explain(error, TrainConfig)}") from error
+    if theirs is not None:
+        check_agreement(config.model, theirs, f"{config.init}/{CONFIG}")
     config.cost_model()  # a cost file that can not be used is refused before anything starts
     config.planned_offload()
     return config
@@ -117,16 +147,57 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
 
 def save_config(config: TrainConfig, path: Path) -> None:
     """Write the resolved configuration; `load_config` reads it back to the same."""
-    path.write_text(yaml.safe_dump(asdict(config), sort_keys=False))
+    path.write_text(to_yaml(config))
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """Every setting with its value, as a file that `load_config` reads."""
+    return yaml.safe_dump(asdict(config), sort_keys=False)
+
+
+def refuse_booleans(given: Any, taken: Any, place: str = "") -> None:
+    """Raises ValueError where `yes` or `true` was taken for the number 1."""
+    if isinstance(given, dict) and isinstance(taken, dict):
+        for name in given.keys() & taken.keys():
+            refuse_booleans(given[name], taken[name], f"{place}.{name}" if place else str(name))
+    elif isinstance(given, bool) and not isinstance(taken, bool):
+        raise ValueError(f"{place} is {str(given).lower()}: must be a number")
+
+
+def _complete_model(fields: dict[str, Any]) -> ModelConfig | None:
+    """Fill the model section in place; returns the model of `init`. A folder that is not there is missed when the job
+    starts from it: one that resumes does not need it."""
+    model, init = fields.get("model", {}), fields.get("init")
+    if not isinstance(model, dict) or not isinstance(init, str | None):
+        return None  # validation says what is wrong
+    model = with_preset(model)
+    theirs = None
+    if init is not None and (not model or (Path(init) / CONFIG).exists()):
+        theirs = huggingface_config(Path(init))
+        model = asdict(theirs) | model
+    if model:
+        fields["model"] = model
+    return theirs
 
 
 def _apply(fields: dict[str, Any], override: str) -> None:
     name, equals, text = override.partition("=")
-    if not equals or not name:
-        raise ValueError(f"{override!r} is not an override: write it as name=value, for example optim.lr=1e-3")
     *parents, leaf = name.split(".")
+    if not equals or not all((*parents, leaf)):
+        raise ValueError(f"{override!r} is not an override: write it as name=value, for example optim.lr=1e-3")
     for parent in parents:
-        fields = fields.setdefault(parent, {})
-        if not isinstance(fields, dict):
-            raise ValueError(f"{override!r}: {parent} is a value, not a group of settings")
-    fields[leaf] = yaml.safe_load(text)
+        if fields.get(parent) is None:  # not there, or with nothing under it
+            fields[parent] = {}
+        fields = _group(fields[parent], parent, override)
+    try:
+        fields[leaf] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{override!r}: what follows = is not valid YAML: {error}") from error
+
+
+def _group(value: Any, name: str, override: str) -> dict[str, Any]:
+    if isinstance(value, list):
+        raise ValueError(f"{override!r}: {name} is a list: give all of it, as {name}=[...]")
+    if not isinstance(value, dict):
+        raise ValueError(f"{override!r}: {name} is a value, not a group of settings")
+    return value

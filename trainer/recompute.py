@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from seqmesh.kernels.attention import attention_again, varlen_attention
 from seqmesh.kernels.layout import Layout
-from seqmesh.trainer.model import Attention
+from seqmesh.trainer.models.blocks import Attention
 
 Recompute = Literal["none", "selective", "full"]
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -25,6 +26,10 @@ from torch import Tensor
 SMALLEST_STRIP, LARGEST_STRIP = 64, 384
 # Causal squares of more rows are not cut forward: few tiles touch the diagonal, and the operators take larger ones.
 LONGEST_CUT = 1024
+# Masks that are kept: one forward and one backward for each of two windows. A mask is the same for all segments, layers
+# and steps, and made for each it would take a tenth of the time of short documents; those of wide windows, which take
+# much memory, are made in a hundredth of the time of their segment.
+KEPT_MASKS, LARGEST_KEPT = 4, 1 << 21  # elements
 # Products over numbers of keys that divide by this are faster.
 ALIGNMENT = 16
 
@@ -76,7 +81,7 @@ def query_strips(band: _Band, dtype: torch.dtype, again: bool) -> Iterator[Block
         yield Block(queries=_slice(band.queries), keys=_slice(band.keys), causal=band.causal, again=again)
         return
     size, spare = _strip_size(band), -(band.behind + band.ahead) % ALIGNMENT
-    mask = _template(size, band.behind, band.ahead, spare, dtype)
+    mask = _mask(size, band.behind, band.ahead, spare, False, dtype)
     for queries, keys, column in _strips(size, band.queries, band.keys, band.shift, band.behind + spare, band.ahead):
         part = mask[: queries.stop - queries.start, column : column + keys.stop - keys.start]
         yield Block(queries=queries, keys=keys, mask=part, again=again)
@@ -86,7 +91,7 @@ def key_strips(band: _Band, dtype: torch.dtype, again: bool) -> Iterator[Block]:
     """Strips for the backward pass."""
     size, mask = _strip_size(band), None
     if band.masked:  # a key sees queries the other way round; the operators take its columns for contiguous
-        mask = _template(size, band.ahead, band.behind, 0, dtype).T.contiguous()
+        mask = _mask(size, band.ahead, band.behind, 0, True, dtype)
     for keys, queries, row in _strips(size, band.keys, band.queries, -band.shift, band.ahead, band.behind):
         part = None if mask is None else mask[row : row + queries.stop - queries.start, : keys.stop - keys.start]
         yield Block(queries=queries, keys=keys, causal=band.causal, mask=part)
@@ -132,13 +137,22 @@ def _strips(
             yield slice(start, stop), slice(low, high), low - first
 
 
-def _template(size: int, behind: int, ahead: int, spare: int, dtype: torch.dtype) -> Tensor:
-    """The mask of a strip with all that it reaches: [size, spare + behind + size + ahead]. Row i sees behind + 1 +
-    ahead columns, from column spare + i on."""
-    columns = torch.arange(spare + behind + size + ahead)
-    distance = columns - spare - torch.arange(size).unsqueeze(1)
+def _mask(size: int, behind: int, ahead: int, spare: int, turned: bool, dtype: torch.dtype) -> Tensor:
+    kept = size * (spare + behind + size + ahead) <= LARGEST_KEPT
+    return (_kept_mask if kept else _template)(size, behind, ahead, spare, turned, dtype)
+
+
+def _template(size: int, behind: int, ahead: int, spare: int, turned: bool, dtype: torch.dtype) -> Tensor:
+    """The mask of a strip with all that it reaches: [size, spare + behind + size + ahead], or turned round. Row i sees
+    behind + 1 + ahead columns, from column spare + i on."""
+    columns = torch.arange(spare + behind + size + ahead, device="cpu")
+    distance = columns - spare - torch.arange(size, device="cpu").unsqueeze(1)
     seen = (distance >= 0) & (distance <= behind + ahead)
-    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
+    mask = torch.zeros(seen.shape, dtype=dtype, device="cpu").masked_fill_(~seen, -torch.inf)
+    return mask.T.contiguous() if turned else mask
+
+
+_kept_mask = lru_cache(maxsize=KEPT_MASKS)(_template)
 
 
 def _slice(rows: range) -> slice:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from seqmesh.kernels.attention import varlen_attention
 from seqmesh.kernels.loss import UNSUPERVISED, cross_entropy_sum
-from seqmesh.trainer.model import ModelConfig, Transformer
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.transformer import Transformer
 from tests.kernels.reference import layout_of, positions_of
 
 LENGTHS, REAL = [4, 3], 7

@@ -11,7 +11,8 @@ from torch import Tensor
 from seqmesh.kernels.attention import varlen_attention
 from seqmesh.kernels.layout import Layout
 from seqmesh.loader.embedded import Loader
-from seqmesh.trainer.model import ModelConfig, Transformer
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.transformer import Transformer
 from tests.kernels.reference import reference_attention, relative_error
 from tests.support import documents_of, make_set, settings_for
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seqmesh.packer.offload import KEPT_LAYERS
-from seqmesh.trainer.model import Transformer
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.offload import Offloader, offloaded
 from tests.lanes import LateLane, NeverWaiting, late_host
 from tests.trainer.test_offload import CONFIG, inputs

@@ -88,8 +88,9 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 def test_the_digest_is_that_of_every_field() -> None:
     base = CostModel(linear=5, quadratic=2)
     assert cost_digest(base) == cost_digest(CostModel(quadratic=2, linear=5))
-    changed = ("fixed", "linear", "quadratic", "row_near", "row_far", "window")
-    assert len({cost_digest(base), *(cost_digest(replace(base, **{name: 77})) for name in changed)}) == 7
+    names = ("fixed", "linear", "quadratic", "row_near", "row_far", "window")
+    changed: list[dict[str, Any]] = [*({name: 77} for name in names), {"other_windows": (None,)}]
+    assert len({cost_digest(base), *(cost_digest(replace(base, **change)) for change in changed)}) == 8
     assert len(cost_digest(base)) == 32
 
 

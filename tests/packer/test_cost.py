@@ -1,5 +1,6 @@
 """The cost model: pairs and rows are those that one counts by hand, costs are the formula in exact integers."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -23,6 +24,7 @@ models = st.builds(
     row_near=st.integers(0, 99),
     row_far=st.integers(0, 999),
     window=windows,
+    other_windows=st.lists(windows, max_size=3).map(tuple),
 )
 
 
@@ -82,11 +84,12 @@ def test_a_rings_members_bring_in_what_they_send(length: int, ring_size: int) ->
 def test_a_documents_cost_is_the_formula_in_exact_integers(lengths: list[int], model: CostModel) -> None:
     """The fixed cost is a micro-batch's, not a document's."""
 
-    def pairs(length: int) -> int:
-        inside = length if model.window is None else min(length, model.window)
+    def pairs(length: int, window: int | None) -> int:
+        inside = length if window is None else min(length, window)
         return inside * (inside + 1) // 2 + (length - inside) * inside
 
-    expected = [model.linear * n + model.quadratic * pairs(n) for n in lengths]
+    layers = (model.window, *model.other_windows)
+    expected = [model.linear * n + model.quadratic * sum(pairs(n, window) for window in layers) for n in lengths]
     assert model.of(np.array(lengths, np.int64)).tolist() == expected
 
 
@@ -94,8 +97,9 @@ def test_a_documents_cost_is_the_formula_in_exact_integers(lengths: list[int], m
 def test_pieces_cost_what_they_hold_and_bring_in(length: int, ring_size: int, model: CostModel) -> None:
     index = np.arange(ring_size)
     lengths, sizes = np.full_like(index, length), np.full_like(index, ring_size)
-    attention = [model.quadratic * pairs_by_hand(length, ring_size, int(i), model.window) for i in index]
-    rows = [rows_by_hand(length, ring_size, int(i), model.window) for i in index]
+    layers = (model.window, *model.other_windows)
+    attention = [model.quadratic * sum(pairs_by_hand(length, ring_size, int(i), w) for w in layers) for i in index]
+    rows = [sum(rows_by_hand(length, ring_size, int(i), w) for w in layers) for i in index]
     assert model.attention(lengths, sizes, index).tolist() == attention
     assert model.of_pieces(lengths, sizes, index).tolist() == [
         model.linear * piece_tokens(length, ring_size, int(i)) + attention[i] for i in index
@@ -117,15 +121,20 @@ def test_the_default_counts_tokens() -> None:
     assert CostModel().crossover == float("inf")
 
 
-@given(st.integers(1, 9999), st.integers(1, 99), st.one_of(st.none(), st.integers(1, 3000)))
-def test_the_terms_cross_where_their_sums_do(linear: int, quadratic: int, window: int | None) -> None:
-    model = CostModel(linear=linear, quadratic=quadratic, window=window)
+limits = st.one_of(st.none(), st.integers(1, 3000))
+
+
+@given(st.integers(1, 9999), st.integers(1, 99), limits, st.lists(limits, max_size=4).map(tuple))
+def test_the_terms_cross_where_their_sums_do(
+    linear: int, quadratic: int, window: int | None, others: tuple[int | None, ...]
+) -> None:
+    model = CostModel(linear=linear, quadratic=quadratic, window=window, other_windows=others)
     crossover = model.crossover
     lengths = np.array([int(crossover), int(crossover) + 1]) if crossover < 1e9 else np.array([1 << 20, 1 << 20])
     whole, first = np.ones_like(lengths), np.zeros_like(lengths)
     below, above = (model.attention(lengths, whole, first) - linear * lengths).tolist()
     if crossover == float("inf"):
-        assert window is not None
+        assert None not in model.windows
         assert below < 0
     elif crossover >= 1:
         assert below <= 0 <= above
@@ -156,12 +165,41 @@ def test_without_a_machine_links_and_launches_count_nothing() -> None:
     assert (bare.linear, bare.quadratic) == (timed.linear, timed.quadratic)
 
 
+SMALL = ModelShape(layers=12, width=8, heads=2, kv_heads=1, head_width=4, ffn_width=8, vocab_size=8)
+
+
 def test_the_shapes_window_is_the_costs() -> None:
-    shape = ModelShape(
-        layers=1, width=8, heads=1, kv_heads=1, head_width=8, ffn_width=8, vocab_size=8, window=5, number_bytes=4
-    )
-    assert shape.cost_model().window == shape.cost_model(MACHINE).window == 5
-    assert shape.bytes_per_row == 3 * 2 * 8 * 4
+    shape = replace(SMALL, windows=(5,), number_bytes=4)
+    assert shape.cost_model() == replace(SMALL.cost_model(), window=5)
+    assert shape.cost_model(MACHINE).window == 5
+    assert shape.bytes_per_row == 12 * 2 * 4 * (4 + 4 + 4)
+
+
+def test_layers_with_different_windows_count_in_their_proportion() -> None:
+    cost = replace(SMALL, windows=(7, None, 7)).cost_model()
+    assert (cost.window, cost.other_windows, cost.quadratic) == (7, (7, None), PAIR_UNITS // 3)
+    assert replace(SMALL, layers=4, windows=(7, None, 7)).cost_model().windows == {7: 3, None: 1}
+
+
+@given(st.integers(1, 13), st.lists(windows, min_size=1, max_size=4).map(tuple), st.sampled_from([2, 3]))
+def test_a_plans_unit_is_worth_the_same_in_every_term(
+    layers: int, pattern: tuple[int | None, ...], mlp_matrices: int
+) -> None:
+    """Costs in units against FLOPs and seconds counted layer by layer; linear is rounded to a unit."""
+    shape = replace(SMALL, layers=layers, windows=pattern, mlp_matrices=mlp_matrices)
+    cost, length = shape.cost_model(MACHINE), 60
+    each = [pattern[layer % len(pattern)] for layer in range(layers)]
+    weights = layers * (8 * 4 * (2 + 2 + 1 + 1) + mlp_matrices * 8 * 8) + 8 * 8
+    pairs = sum(pairs_by_hand(length, 1, 0, window) for window in each)
+    flops = 6 * weights * length + 12 * 2 * 4 * pairs
+    assert shape.flops(np.array([length, 0, length])) == 2 * flops
+    unit = 12 * 2 * 4 * layers / len([*cost.windows.elements()]) / cost.quadratic  # FLOPs
+    lengths, one, first = np.array([length]), np.array([1]), np.array([0])
+    assert cost.attention(lengths, one, first)[0] * unit == pytest.approx(12 * 2 * 4 * pairs)
+    assert int(cost.of(lengths)[0]) * unit == pytest.approx(flops, abs=length * unit)
+    brought = sum(rows_by_hand(length, 3, 1, window) for window in each) * shape.bytes_per_row / layers
+    traffic = int(cost.traffic(lengths, np.array([3]), np.array([1]), one)[0]) * unit / MACHINE.flops
+    assert traffic == pytest.approx(brought / MACHINE.far, rel=1e-2)
 
 
 def test_costs_that_would_wrap_are_refused() -> None:
@@ -178,6 +216,7 @@ def test_costs_that_would_wrap_are_refused() -> None:
         ({"linear": 0}, "linear and quadratic are both 0"),
         ({"linear": 0, "fixed": 5}, "linear and quadratic are both 0"),
         ({"window": 0}, "window is 0: must be at least 1"),
+        ({"other_windows": (None, 0)}, r"other_windows is \[None, 0\]: each must be at least 1"),
     ],
 )
 def test_bad_coefficients_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -41,8 +41,24 @@ def test_the_resolved_configuration_reads_back_to_the_same(job: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("stepz=3", "stepz: is not a setting"),
-        ("model.widht=3", "model.widht: is not a setting"),
+        ("stepz=3", r"stepz: is not a setting; did you mean steps\?"),
+        ("model.widht=3", r"model.widht: is not a setting; did you mean model.width\?"),
+        ("lr=1e-3", r"lr: is not a setting; did you mean optim.lr\?"),
+        ("loader.shuffle={windw: 3}", r"windw: is not a setting; did you mean window\?"),
+        ("zzz=1", "zzz: is not a setting$"),
+        ("1=2", "1: is not a setting"),
+        ("optim=null", "optim: must be a group of settings, not null"),
+        ("log=true", "log: must be a group of settings, not true"),
+        ("steps=true", "steps is true: must be a number"),
+        ("seed=no", "seed is false: must be a number"),
+        ("steps=1.5", "steps: Input should be a valid integer"),
+        ("steps=[1", r"'steps=\[1': what follows = is not valid YAML"),
+        ("a..b=1", "'a..b=1' is not an override"),
+        ("optim.betas.0=1", "optim.betas: Input should be a valid tuple"),
+        ("optim.lr=.nan", "optim: lr is nan"),
+        ("run=", "run: Input should be a valid string"),
+        ("run=''", "run is empty"),
+        ("gc_every=0", "gc_every is 0"),
         ("steps=0", "steps is 0: must be at least 1"),
         ("steps=many", "steps: Input should be a valid integer"),
         ("model.width=7", "model: width is 7: must be an even multiple of heads, 2"),
@@ -58,6 +74,10 @@ def test_the_resolved_configuration_reads_back_to_the_same(job: Path, tmp_path: 
         ("=3", "is not an override"),
         ("steps.deep=3", "steps is a value, not a group"),
         ("timeout=0", "timeout is 0"),
+        ("timeout=.nan", "timeout is nan"),
+        ("step_timeout=.inf", "step_timeout is inf"),
+        ("heartbeat=-1", "heartbeat is -1"),
+        ("peak_flops=0", "peak_flops is 0"),
     ],
 )
 def test_a_bad_setting_is_named(job: Path, override: str, message: str) -> None:
@@ -65,7 +85,28 @@ def test_a_bad_setting_is_named(job: Path, override: str, message: str) -> None:
         load_config(job, [override])
 
 
-@pytest.mark.parametrize("content", [b"[1, 2]", b"", b"a: [1", b"\xa1\xff"])
+def test_a_part_of_a_list_can_not_be_changed(job: Path) -> None:
+    job.write_text(yaml.safe_dump(JOB | {"optim": {"betas": [0.8, 0.9]}}))
+    with pytest.raises(ValueError, match=r"betas is a list: give all of it, as betas=\[...\]"):
+        load_config(job, ["optim.betas.0=0.7"])
+
+
+def test_a_group_with_nothing_under_it_takes_overrides(job: Path) -> None:
+    job.write_text(yaml.safe_dump(JOB) + "optim:\nlog: {wandb: null}\n")
+    config = load_config(job, ["optim.lr=2e-3", "log.wandb.project=p"])
+    assert config.optim.lr == 2e-3
+    assert config.log.wandb is not None
+    assert config.log.wandb.project == "p"
+
+
+@pytest.mark.parametrize("content", ["run: x\nsteps: 1\nsteps: 2\n", "run: x\nloader:\n  data: a\n  data: b\n"])
+def test_a_setting_that_stands_twice_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "job.yaml").write_text(content)
+    with pytest.raises(ValueError, match=r"(?s)(steps|data) stands twice.*line [34]"):
+        load_config(tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize("content", [b"[1, 2]", b"", b"a: [1", b"\xa1\xff", b"run: x\n\tsteps: 1\n"])
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "job.yaml").write_bytes(content)
     with pytest.raises(ValueError, match=r"job.yaml (must hold a mapping|is not valid YAML)"):

@@ -19,7 +19,8 @@ from seqmesh.trainer import offload as module
 from seqmesh.trainer.activations import Activations, bytes_per_token, saved_bytes
 from seqmesh.trainer.config import load_config
 from seqmesh.trainer.host import Host, HostPool, PromptLane, buffer_size
-from seqmesh.trainer.model import ModelConfig, Transformer
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.offload import Offloader, offloaded
 from seqmesh.trainer.recompute import Recompute, set_recompute
 from seqmesh.trainer.train import loader_settings, train

@@ -19,12 +19,14 @@ from seqmesh.trainer.host import Host
 from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.recompute import Recompute
-from seqmesh.trainer.replica import make_replica
+from seqmesh.trainer.replicas import make_replica
 from seqmesh.trainer.step import EXTRA, accumulate
 from tests.lanes import late_host
 from tests.ranks import run_ranks
 from tests.support import make_set, settings_for
-from tests.trainer.test_gradient import RINGS, reference_gradients, relative_error, whole_gradient
+from tests.trainer.steps import RECORDER, reference, relative_error
+from tests.trainer.steps import gradient_of as whole_gradient
+from tests.trainer.test_gradient import RINGS
 from tests.trainer.test_offload import CONFIG, inputs, model_of
 
 
@@ -60,15 +62,17 @@ def gradient_of(ranks: Ranks, settings: LoaderSettings, case: Case) -> tuple[Any
     host = late_host() if case.late else Host.of(ranks.device)
     offloader = None if case.ratio == 0 else Offloader(model.blocks, host)
     replica, traffic, planned = make_replica(model, ranks, settings.mode, extra=EXTRA), Traffic(), 0
+    replica.begin_step()
     with Loader(settings, rank=ranks.rank, mode="inline") as loader:
         for batch in loader:
             planned += batch.offload_ratio > 0
             given = batch if case.ratio is None else replace(batch, offload_ratio=case.ratio)
-            accumulate(model, given, replica, settings.capacity, traffic, offloader)
+            accumulate(model, given, replica, settings.capacity, traffic, offloader=offloader)
             if batch.last_in_step:
                 break
     replica.reduce_()
-    return whole_gradient(model), traffic.sent, offloader.moved.nbytes if offloader else 0, planned
+    gradient = whole_gradient(replica, replica.make_optimizer(RECORDER))
+    return gradient, traffic.sent, offloader.moved.nbytes if offloader else 0, planned
 
 
 def all_cases(ranks: Ranks, jobs: tuple[LoaderSettings, ...]) -> list[dict[Case, tuple[Any, int, int, int]]]:
@@ -83,7 +87,7 @@ def test_gradients_with_rings_are_the_same_to_the_bit_on_three_ranks(tmp_path: P
     cost, offload = CostModel(linear=20, quadratic=2), Offload(layers=MODEL.layers, token_cost=1)
     free = settings_for(data, capacity=10, cost=cost, offload=offload, **shared)
     waves = settings_for(data, capacity=20, cost=cost, mode="waves", **shared)
-    (wanted,) = reference_gradients(RINGS, waves, MODEL, steps=1)
+    (wanted,) = reference(waves, RINGS, config=MODEL, steps=1).gradients
     for settings, *results in zip((free, waves), *run_ranks(all_cases, 3, (free, waves)), strict=True):
         for rank in results:
             expected, sent, _, planned = rank[PLAIN]

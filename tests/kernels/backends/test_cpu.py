@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from seqmesh.kernels.backends import cpu_blocks
 from seqmesh.kernels.backends.cpu import BACKEND
 from seqmesh.kernels.backends.cpu_blocks import (
     LONGEST_CUT,
@@ -91,6 +92,15 @@ def test_cut_segments_equal_the_reference(
 @pytest.mark.parametrize("length", [LONGEST_CUT, LONGEST_CUT + 1])
 def test_the_longest_square_that_is_cut_and_the_next(length: int) -> None:
     check(BACKEND, Case(lengths=[length], heads=(1, 1), width=4, dtype=torch.float32))
+
+
+def test_masks_are_made_once_for_all_segments_and_calls() -> None:
+    cpu_blocks._kept_mask.cache_clear()
+    case = Case(lengths=(200, 70, 130), window=40)
+    check(BACKEND, case)
+    made = cpu_blocks._kept_mask.cache_info().misses
+    check(BACKEND, case)
+    assert (made, cpu_blocks._kept_mask.cache_info().misses) == (2, 2)  # forward and backward
 
 
 def test_a_window_no_smaller_than_the_keys_cuts_nothing() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from seqmesh.kernels.loss import UNSUPERVISED, cross_entropy_sum
-from seqmesh.trainer.model import ModelConfig, Transformer, init_weights
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.transformer import Transformer, init_weights
 from tests.kernels.reference import layout_of, positions_of, relative_error
 
 CONFIG = ModelConfig(vocab_size=37, width=24, layers=2, heads=4, kv_heads=2, ffn_width=40, init_std=0.2)
@@ -78,51 +79,6 @@ def test_packed_equals_document_by_document(lengths: list[int], tied: bool) -> N
         assert relative_error(got, expected) <= 1e-12
 
 
-def test_equals_the_formulas_written_out() -> None:
-    """One document through plain code that shares nothing with the model but its weights."""
-    model = model_in_float64()
-    ids = random_ids(9)
-    w = dict(model.named_parameters())
-    x = w["embedding.weight"][ids.long()]
-    for layer in range(CONFIG.layers):
-        prefix = f"blocks.{layer}."
-        x = x + plain_block({name.removeprefix(prefix): p for name, p in w.items() if name.startswith(prefix)}, x)
-    expected = plain_norm(x, w["norm.weight"]) @ w["head.weight"].T
-    assert relative_error(logits_of(model, ids, [9]), expected) <= 1e-12
-
-
-def plain_norm(x: Tensor, weight: Tensor) -> Tensor:
-    return x / (x.pow(2).mean(dim=1, keepdim=True) + CONFIG.norm_eps).sqrt() * weight
-
-
-def plain_block(w: dict[str, Tensor], x: Tensor) -> Tensor:
-    n = plain_norm(x, w["norm.weight"])
-    gate = n @ w["mlp.gate.weight"].T
-    mlp = (gate * torch.sigmoid(gate) * (n @ w["mlp.up.weight"].T)) @ w["mlp.down.weight"].T
-    heads = []
-    for head in range(CONFIG.heads):
-        shared = head // (CONFIG.heads // CONFIG.kv_heads)
-        q, k = plain_turn(head_of(n, w["attention.query.weight"], head)), head_of(n, w["attention.key.weight"], shared)
-        scores = q @ plain_turn(k).T / CONFIG.head_dim**0.5
-        seen = torch.ones(len(x), len(x), dtype=torch.bool).tril()
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=1)
-        heads.append(weights @ head_of(n, w["attention.value.weight"], shared))
-    return torch.cat(heads, dim=1) @ w["attention.output.weight"].T + mlp
-
-
-def head_of(n: Tensor, weight: Tensor, head: int) -> Tensor:
-    return n @ weight[head * CONFIG.head_dim : (head + 1) * CONFIG.head_dim].T
-
-
-def plain_turn(x: Tensor) -> Tensor:
-    half = x.shape[1] // 2
-    angles = torch.tensor(
-        [[t * CONFIG.rope_base ** (-i / half) for i in range(half)] for t in range(len(x))], dtype=x.dtype
-    )
-    turned = torch.complex(x[:, :half], x[:, half:]) * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat((turned.real, turned.imag), dim=1)
-
-
 def test_ids_of_either_width_give_the_same_bits() -> None:
     model, ids = Transformer(CONFIG, seed=0), random_ids(8)
     assert torch.equal(logits_of(model, ids, [8]), logits_of(model, ids.long(), [8]))
@@ -139,33 +95,10 @@ def test_weights_follow_from_the_seed_alone() -> None:
     assert all(torch.equal(one[name].double(), weight) for name, weight in wide.state_dict().items())
 
 
-def test_initial_widths() -> None:
-    config = ModelConfig(vocab_size=500, width=128, layers=8, heads=4, kv_heads=4, init_std=0.02)
-    state = Transformer(config, seed=0).state_dict()
-    for name, weight in state.items():
-        if name.endswith("norm.weight"):
-            assert torch.equal(weight, torch.ones(128))
-        else:
-            expected = 0.02 / 4 if name.endswith(("output.weight", "down.weight")) else 0.02
-            assert float(weight.std()) == pytest.approx(expected, rel=0.03), name
-
-
 def test_tied_embeddings_share_one_matrix() -> None:
     model = Transformer(replace(CONFIG, tied_embeddings=True), seed=0)
     assert not [name for name in model.state_dict() if name.startswith("head")]
     assert logits_of(model, random_ids(4), [4]).shape == (4, CONFIG.vocab_size)
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_linear_flops_are_what_torch_counts(tied: bool) -> None:
-    rows, config = 11, replace(CONFIG, tied_embeddings=tied)
-    model = Transformer(config, seed=0)
-    with FlopCounterMode(display=False) as counter:
-        gradients_of(model, logits_of(model, random_ids(rows), [rows]).sum())
-    counts = counter.get_flop_counts()["Global"]
-    assert (
-        sum(count for op, count in counts.items() if "attention" not in str(op)) == rows * config.shape.flops_per_token
-    )
 
 
 def test_pair_flops_are_what_torch_counts_for_dense_attention() -> None:

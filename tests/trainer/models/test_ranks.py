@@ -1,0 +1,123 @@
+"""On several ranks: windows over rings, and sharded models whose weights are those of a whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from seqmesh.kernels.layout import Layout, Ring
+from seqmesh.packer.pieces import chunk_sizes, piece_ranges
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.huggingface import load_huggingface, save_huggingface
+from seqmesh.trainer.models.places import place_of
+from seqmesh.trainer.models.transformer import Transformer, init_weights
+from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.part import Part
+from tests.kernels.reference import layout_of, positions_of, relative_error
+from tests.ranks import run_ranks
+
+RANKS = 2
+CONFIG = ModelConfig(vocab_size=37, width=24, layers=3, heads=4, kv_heads=2, head_width=8, ffn_width=41, init_std=0.2)
+LLAMA = replace(CONFIG, block="serial", biases="qkv")
+WINDOWED = (
+    replace(CONFIG, windows=(9, None), biases="all"),
+    replace(CONFIG, block="serial", norm="layer", activation="gelu", windows=(30, 4), biases="all"),
+)
+RINGS, WHOLE = (53, 31), (7, 12)  # documents over both ranks, and one on each
+
+
+def random_ids(rows: int, seed: int) -> Tensor:
+    return torch.randint(CONFIG.vocab_size, (rows,), generator=torch.Generator().manual_seed(seed))
+
+
+def gradients_of(config: ModelConfig, ids: Tensor, positions: Tensor, layout: Layout) -> list[Tensor]:
+    """Of the sum of the loss, each token's label the id itself."""
+    model = Transformer(config, seed=0).double()
+    total, _ = model(ids, positions, layout, ids)
+    return list(torch.autograd.grad(total, list(model.parameters())))
+
+
+def ring_gradients(ranks: Ranks, config: ModelConfig) -> list[Tensor]:
+    """Of both rings and both whole documents, summed over ranks; this rank holds its pieces and one whole document."""
+    documents = [random_ids(length, seed=length) for length in (*RINGS, WHOLE[ranks.rank])]
+    pieces = [piece_positions(length, ranks) for length in RINGS] + [torch.arange(WHOLE[ranks.rank])]
+    bounds = list(accumulate(map(len, pieces), initial=0))
+    members = tuple(range(ranks.count))
+    rings = tuple(
+        Ring(segment=i, start=bounds[i], ranks=members, index=ranks.rank, chunks=chunk_sizes(length, ranks.count))
+        for i, length in enumerate(RINGS)
+    )
+    ids = torch.cat([document[piece] for document, piece in zip(documents, pieces, strict=True)])
+    layout = Layout(torch.tensor(bounds, dtype=torch.int32), max(map(len, pieces)), rings)
+    gradients = gradients_of(config, ids, torch.cat(pieces), layout)
+    for gradient in gradients:
+        ranks.sum_(gradient)
+    return gradients
+
+
+def piece_positions(length: int, ranks: Ranks) -> Tensor:
+    early, late = piece_ranges(length, ranks.count, ranks.rank)
+    return torch.cat((torch.arange(*early), torch.arange(*late)))
+
+
+def sharded_on_meta(config: ModelConfig) -> Transformer:
+    """Sharded as FSDP2 does it, before it has any memory."""
+    with torch.device("meta"):
+        model = Transformer(config, seed=0).double()
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    model.to_empty(device="cpu")
+    return model
+
+
+def work(ranks: Ranks, folder: Path) -> None:
+    torch.set_num_threads(1)
+    drawn = sharded_on_meta(replace(LLAMA, biases="all"))
+    init_weights(drawn, seed=5)
+    same(drawn, Transformer(replace(LLAMA, biases="all"), seed=5))
+    loaded = sharded_on_meta(LLAMA)
+    load_huggingface(folder, LLAMA, dict(loaded.named_parameters()))
+    same(loaded, Transformer(LLAMA, seed=3))
+    for config in WINDOWED:
+        expected = one_process(config, (*RINGS, *WHOLE))
+        for found, wanted in zip(ring_gradients(ranks, config), expected, strict=True):
+            assert relative_error(found, wanted) <= 1e-9
+
+
+def same(model: Transformer, expected: Transformer) -> None:
+    parameters = dict(model.named_parameters())
+    assert parameters.keys() == expected.state_dict().keys()
+    for name, weight in expected.state_dict().items():
+        parameter = parameters[name]
+        assert isinstance(parameter, DTensor)
+        assert torch.equal(parameter.full_tensor(), weight.double()), name
+
+
+def test_two_ranks_hold_and_compute_what_one_does(tmp_path: Path) -> None:
+    save_huggingface(tmp_path, LLAMA, dict(Transformer(LLAMA, seed=3).named_parameters()))
+    run_ranks(work, RANKS, tmp_path)
+
+
+def one_process(config: ModelConfig, lengths: Sequence[int]) -> list[Tensor]:
+    ids = torch.cat([random_ids(length, seed=length) for length in lengths])
+    return gradients_of(config, ids, positions_of(lengths), layout_of(lengths))
+
+
+def test_any_rows_of_a_tensor_are_a_place() -> None:
+    tensor = torch.arange(12.0).reshape(4, 3)
+    local, place = place_of(tensor)
+    assert local is tensor
+    assert torch.equal(tensor[place], tensor)
+    for start, rows in ((1, 2), (4, 0)):
+        part = Part(local=torch.zeros(rows, 3), shape=tensor.shape, start=start)
+        local, place = place_of(part)
+        local.copy_(tensor[place])
+        assert torch.equal(part.local, tensor[start : start + rows])

@@ -1,0 +1,219 @@
+"""Llama-style weights in Hugging Face's folders: config.json and safetensors, in one file or in several with an index.
+
+    config = huggingface_config(folder)
+    load_huggingface(folder, config, dict(model.named_parameters()))
+    save_huggingface(folder, config, tensors)
+
+One tensor at a time, so no more memory than the model has; a rank reads only the part of a tensor that it holds. Files
+in other formats, pickles above all, are not read, and nothing is fetched. What config.json can say: `llama`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from seqmesh.loader.files import atomic_write, sync_file, sync_folder
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.llama import check_agreement, from_json, their_name, to_json
+from seqmesh.trainer.models.places import place_of
+from seqmesh.trainer.models.transformer import parameter_shapes
+from seqmesh.trainer.part import Part
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+FILE_BYTES = 5_000_000_000
+
+
+def huggingface_config(folder: Path) -> ModelConfig:
+    """The settings of the model in a folder. Raises FileNotFoundError, or ValueError naming the file and the field that
+    this model can not do."""
+    data = _read_json(folder / CONFIG)
+    try:
+        return from_json(data)
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG}: {error}") from error
+
+
+@torch.no_grad()
+def load_huggingface(folder: Path, config: ModelConfig, tensors: Mapping[str, Tensor | DTensor | Part]) -> None:
+    """Fill a model's parameters, by our names, from the weights in a folder: in place, whatever their dtype and device,
+    of a sharded one this rank's part. config: of the model.
+
+    Raises FileNotFoundError, or ValueError naming file and tensor, before anything is filled: where the model and that
+    of config.json are not alike, a tensor is missing, or there for nothing, or of another shape, or a file is no
+    safetensors.
+    """
+    check_agreement(config, huggingface_config(folder), str(folder / CONFIG))
+    wanted = {their_name(name): tensor for name, tensor in tensors.items()}
+    files = _check(folder, wanted, config)
+    for path, names in files.items():
+        with _opened(path) as file:
+            for name in names:
+                local, place = place_of(wanted[name])
+                if local.numel():
+                    local.copy_(file.get_slice(name)[place])
+
+
+def save_huggingface(
+    folder: Path,
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    *,
+    file_bytes: int = FILE_BYTES,
+    max_positions: int | None = None,
+    end_of_document: int | None = None,
+) -> None:
+    """Write a model for `transformers.AutoModelForCausalLM.from_pretrained`: config.json, last of all, and safetensors
+    of about file_bytes at most, with an index where they are several.
+
+    tensors: whole, by our names, looked up one at a time, in their own dtype. max_positions: the longest text that the
+    model is meant for; None: transformers' default. end_of_document: the id that ends a text. Raises ValueError naming
+    what Llama can not say of the settings, or the tensor that is missing, too many or misshapen; FileExistsError where
+    the folder holds a model; OSError where it can not be written.
+    """
+    data = to_json(config)
+    _check_ours(config, tensors)
+    folder.mkdir(parents=True, exist_ok=True)
+    if used := next((path for path in (folder / CONFIG, *folder.glob("*.safetensors")) if path.exists()), None):
+        raise FileExistsError(f"{used} exists: give another folder, or remove it")
+    parts, total, dtype = _write_parts(folder, tensors, file_bytes)
+    _publish(folder, parts, total)
+    data |= {"torch_dtype": dtype, "bos_token_id": None, "eos_token_id": end_of_document}
+    if max_positions is not None:
+        data["max_position_embeddings"] = max_positions
+    atomic_write(folder / CONFIG, _json(data))
+
+
+def _check(folder: Path, wanted: Mapping[str, Tensor | DTensor | Part], config: ModelConfig) -> dict[Path, list[str]]:
+    """Which wanted tensors are in which file. Raises ValueError unless the files hold all of them and nothing more."""
+    files: dict[Path, list[str]] = {}
+    found: set[str] = set()
+    for path in _weight_files(folder):
+        with _opened(path) as file:
+            names = [name for name in file.keys() if not _is_spare(name, config)]  # noqa: SIM118 -- it is no mapping
+            for name in names:
+                if name not in wanted:
+                    raise ValueError(f"{path}: holds {name}, which the model has not")
+                if name in found:
+                    raise ValueError(f"{path}: holds {name}, which another file holds, too")
+                shape, expected = list(file.get_slice(name).get_shape()), list(wanted[name].shape)
+                if shape != expected:
+                    raise ValueError(f"{path}: {name} is {shape}, in the model {expected}")
+                found.add(name)
+            files[path] = names
+    if missing := wanted.keys() - found:
+        raise ValueError(f"{folder}: lacks {', '.join(sorted(missing))}")
+    return files
+
+
+def _is_spare(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor says what is known without it: rotary frequencies in old files, the head of a tied model."""
+    return name.endswith("rotary_emb.inv_freq") or (config.tied_embeddings and name == "lm_head.weight")
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if not (folder / INDEX).exists():
+        if not (folder / SINGLE).exists():
+            raise FileNotFoundError(f"{folder} holds neither {SINGLE} nor {INDEX}: other formats are not read")
+        return [folder / SINGLE]
+    names = _read_json(folder / INDEX).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ValueError(f"{folder / INDEX}: weight_map must say the file of each tensor")
+    for name in sorted(set(names.values())):
+        if Path(name).name != name:
+            raise ValueError(f"{folder / INDEX}: {name!r} is no name of a file in this folder")
+        if not (folder / name).exists():
+            raise FileNotFoundError(f"{folder / name} is missing: {INDEX} names it")
+    return [folder / name for name in sorted(set(names.values()))]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no readable safetensors file: {error}") from error
+
+
+def _check_ours(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+    shapes = parameter_shapes(config)
+    if missing := shapes.keys() - tensors.keys():
+        raise ValueError(f"tensors lack {', '.join(sorted(missing))}")
+    if spare := tensors.keys() - shapes.keys():
+        raise ValueError(f"tensors have {', '.join(sorted(spare))}, which the model has not")
+    for name in tensors:
+        if tensors[name].shape != shapes[name]:
+            raise ValueError(f"tensors: {name} is {list(tensors[name].shape)}, in the model {list(shapes[name])}")
+
+
+def _write_parts(folder: Path, tensors: Mapping[str, Tensor], most: int) -> tuple[dict[Path, list[str]], int, str]:
+    """Files under temporary names with what they hold, all their bytes, and the dtype."""
+    parts: dict[Path, list[str]] = {}
+    total, dtype, pending, size = 0, "", dict[str, Tensor](), 0
+    for name in tensors:
+        tensor = _plain(tensors[name])
+        if pending and size + tensor.nbytes > most:
+            parts |= _write_part(folder, len(parts), pending)
+            pending, size = {}, 0
+        pending[their_name(name)] = tensor
+        size, total = size + tensor.nbytes, total + tensor.nbytes
+        dtype = dtype or str(tensor.dtype).removeprefix("torch.")
+    return parts | _write_part(folder, len(parts), pending), total, dtype
+
+
+def _write_part(folder: Path, number: int, tensors: dict[str, Tensor]) -> dict[Path, list[str]]:
+    path = folder / f"{SINGLE}.{number}.tmp"
+    try:
+        save_file(tensors, path, {"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path} can not be written: {error}") from error
+    sync_file(path)
+    return {path: list(tensors)}
+
+
+def _publish(folder: Path, parts: Mapping[Path, list[str]], total: int) -> None:
+    """Give the files their names, which say how many there are."""
+    if len(parts) == 1:
+        next(iter(parts)).rename(folder / SINGLE)
+        return
+    places: dict[str, str] = {}
+    for number, (path, names) in enumerate(parts.items(), 1):
+        final = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        path.rename(folder / final)
+        places |= dict.fromkeys(names, final)
+    sync_folder(folder)
+    atomic_write(folder / INDEX, _json({"metadata": {"total_size": total}, "weight_map": places}))
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """On the CPU, with memory of its own: views of one buffer can not be written."""
+    plain = tensor.detach().cpu().contiguous()
+    return plain.clone() if plain.untyped_storage().nbytes() > plain.nbytes else plain
+
+
+def _json(data: dict[str, Any]) -> bytes:
+    return json.dumps(data, indent=1).encode() + b"\n"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing: a Hugging Face model has one") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} must hold an object")
+    return data
