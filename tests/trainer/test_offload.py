@@ -3,10 +3,12 @@
 import gc
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.rotary import rotary_tables
 from seqmesh.loader.feed import Feed
-from seqmesh.packer.offload import KEPT_LAYERS, WHOLE
+from seqmesh.packer.offload import KEPT_LAYERS, WHOLE, memory_tokens
 from seqmesh.trainer import offload as module
 from seqmesh.trainer.activations import Activations, bytes_per_token, saved_bytes
 from seqmesh.trainer.config import load_config
@@ -61,12 +63,40 @@ def gradients(model: nn.Module, offloader: Offloader | None, ratios: Sequence[fl
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("host", [Host.of(CPU), late_host()], ids=["prompt", "late"])
 def test_gradients_are_the_same_to_the_bit(recompute: Recompute, host: Host) -> None:
-    expected = {ratios: gradients(model_of(), None, [0.0] * len(ratios)) for ratios in ((0.5,), (0.0,) * 3)}
+    expected = {count: gradients(model_of(), None, [0.0] * count) for count in (1, 3)}
     model = model_of(recompute)
     offloader = Offloader(model.blocks, host)
     for ratios in [(ratio,) for ratio in RATIOS] + [(0.25, 0.0, 1.0)]:
         found = gradients(model, offloader, ratios)
-        assert all(map(torch.equal, found, expected[(0.5,) if len(ratios) == 1 else (0.0,) * 3]))
+        assert all(map(torch.equal, found, expected[len(ratios)]))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"block": "serial", "windows": (9, None)},
+        {"block": "serial", "norm": "layer", "activation": "gelu", "biases": "all"},
+        {"norm": "layer", "activation": "gelu", "biases": "qkv"},
+    ],
+)
+def test_every_kind_of_block_is_offloaded_and_made_again(shape: dict[str, Any]) -> None:
+    config = replace(CONFIG, **shape)
+    expected = gradients(model_of(config=config), None, [0.0, 0.0])
+    for recompute in get_args(Recompute):
+        model = model_of(recompute, config)
+        offloader = Offloader(model.blocks, late_host())
+        assert all(map(torch.equal, gradients(model, offloader, [0.25, 1.0]), expected))
+        assert offloader.moved.nbytes > 0
+        assert bytes_per_token(config, recompute, torch.float64) == bytes_of_a_token_in(model, config)
+
+
+def bytes_of_a_token_in(model: Transformer, config: ModelConfig) -> float:
+    """As all layers save them when they run, with so many tokens that nothing is small."""
+    tokens = 257
+    x, positions = torch.randn(tokens, config.width, dtype=torch.float64), torch.arange(tokens)
+    tables = rotary_tables(positions, config.head_dim, config.rope_base, torch.float64)
+    layout = Layout(torch.tensor([0, tokens], dtype=torch.int32), tokens)
+    return sum(saved_bytes(block, x, *tables, layout) for block in model.blocks) / tokens
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
@@ -94,6 +124,9 @@ def test_what_moves_is_gone_from_the_device_exactly_and_never_more_than_the_plan
     leaving = math.ceil(rows * ratio)
     moved = MOVED_LAYERS * layer_bytes(recompute, rows) * leaving // rows
     assert offloader.moved.nbytes == moved
+    all_layers = CONFIG.layers * layer_bytes(recompute, rows)
+    counted = memory_tokens(np.array([rows]), np.array([int(ratio * WHOLE)]), CONFIG.layers)[0]
+    assert (all_layers - moved) * rows <= counted * all_layers
     assert whole - kept == moved
     if recompute == "none":  # else what is made again for one layer is the most
         assert whole_peak - peak == moved
