@@ -26,8 +26,8 @@ class StepRecord:
     tokens_per_second: real ones. rows_per_second: with padding, of which `padding` is the share of what was computed.
     fill: tokens over the capacity of all micro-batches. mfu: model FLOPs over what all ranks could have done, see
     `flops`. memory: the first rank's most bytes so far. rings: documents spread over ranks. ring_bytes: what this rank
-    sent for them. offload_bytes: what it moved to the host, and back. seconds: of this rank, by phase (the checkpoint before the step is `save`). total: the whole step,
-    with what no phase claims.
+    sent for them. offload_bytes: what it moved to the host, and back. seconds: of this rank, by phase (the checkpoint
+    before the step is `save`). total: the whole step, with what no phase claims.
     """
 
     step: int

@@ -215,6 +215,39 @@ def test_views_with_gaps_and_transposes_come_back_as_they_were() -> None:
         assert all(map(torch.equal, run(ratio, late_host()), run(0.0, Host.of(CPU))))
 
 
+class Noted(nn.Module):
+    """Says when its backward runs."""
+
+    def __init__(self, name: int, log: list[str]) -> None:
+        super().__init__()
+        self.name, self.log = name, log
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.exp()
+        y.register_hook(lambda _gradient: self.log.append(f"backward {self.name}"))  # type: ignore[no-untyped-call]
+        return y * 0.5
+
+
+def test_copies_back_begin_when_the_layer_above_begins_its_backward() -> None:
+    class NotedLane(PromptLane):
+        def copy(self, target: Tensor, source: Tensor) -> None:
+            log.append(f"back {int(source[0, 0])}")
+            super().copy(target, source)
+
+    log: list[str] = []
+    offloader = Offloader(
+        [Noted(number, log) for number in range(5)], Host(HostPool(pinned=False), PromptLane(), NotedLane())
+    )
+    x = torch.full((64, 8), 1.0, requires_grad=True)
+    with offloaded(offloader, 1.0):
+        y = x * 1.0
+        for layer in offloader._layers:
+            y = layer(y).log().add(1 + math.log(2))  # the activation of layer n is exp(n + 1), about
+        torch.autograd.backward(y.sum())
+    assert [line.split()[0] for line in log] == ["backward", *["back", "backward"] * 3, "backward"]
+    assert [int(line.split()[1]) for line in log] == [4, 20, 3, 7, 2, 2, 1, 0]
+
+
 def test_a_ratio_of_nothing_installs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "saved_tensors_hooks", None)
     model, host = model_of(), Host.of(CPU)
