@@ -7,9 +7,9 @@ import yaml
 
 from seqmesh.loader.cost_file import write_cost
 from seqmesh.packer.fit import Sample, Seconds, make_fit
-from seqmesh.trainer.activations import bytes_per_token
 from seqmesh.tools.launch import show
 from seqmesh.tools.starter import STARTER
+from seqmesh.trainer.activations import bytes_per_token
 from seqmesh.trainer.config import load_config, save_config
 from seqmesh.trainer.train import loader_settings
 
