@@ -7,6 +7,8 @@ import yaml
 
 from seqmesh.loader.cost_file import write_cost
 from seqmesh.packer.fit import Sample, Seconds, make_fit
+from seqmesh.tools.launch import show
+from seqmesh.tools.starter import STARTER
 from seqmesh.trainer.activations import bytes_per_token
 from seqmesh.trainer.config import load_config, save_config
 from seqmesh.trainer.train import loader_settings
@@ -83,6 +85,18 @@ def test_the_resolved_configuration_reads_back_to_the_same(job: Path, tmp_path: 
 def test_a_bad_setting_is_named(job: Path, override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_config(job, [override])
+
+
+def test_the_starter_is_a_job(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(STARTER)
+    config = load_config(tmp_path / "job.yaml")
+    assert (config.steps, config.optim.warmup, config.log.tensorboard) == (1000, 50, False)
+
+
+def test_a_resolved_job_that_is_printed_is_a_job(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show(config=job, overrides=["optim.lr=2e-3"])
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    assert load_config(tmp_path / "printed.yaml") == load_config(job, ["optim.lr=2e-3"])
 
 
 def test_a_part_of_a_list_can_not_be_changed(job: Path) -> None:

@@ -60,7 +60,8 @@ def test_a_job_killed_at_random_and_resumed_equals_the_uninterrupted_one(tmp_pat
     generator = random.Random(7)
     kill_after(broken, generator.randint(2, 3))
     kill_rank(broken, 0, 4, in_save=True)
-    assert "rank 1 died or stopped" in kill_rank(broken, 1, generator.randint(7, 9))
+    said = kill_rank(broken, 1, generator.randint(7, 9))  # by the other rank, or by torchrun if that was quicker
+    assert "rank 1 died or stopped" in said or "rank 1 ended with exit code -9" in said
     assert "resumed from" in finish(broken)
     for rank in range(2):
         expected = uninterrupted(broken, 2, rank)
