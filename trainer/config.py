@@ -66,8 +66,12 @@ class TrainConfig:
             raise ValueError(f"loader.fields leaves out {', '.join(sorted(missing))}: the trainer needs them")
 
     def cost_model(self) -> CostModel:
-        """What ranks are balanced by. Raises as `read_cost` does."""
-        return self.model.shape.cost_model() if self.cost is None else read_cost(Path(self.cost))
+        """What ranks are balanced by: a file that was measured without windows is taken for layers that have the
+        model's. Raises as `read_cost` does."""
+        if self.cost is None:
+            return self.model.shape.cost_model()
+        cost = read_cost(Path(self.cost))
+        return cost.through(self.model.shape.window_shares) if cost.windows == {None: 1} else cost
 
 
 _ADAPTER = TypeAdapter(TrainConfig)

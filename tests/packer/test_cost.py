@@ -202,6 +202,22 @@ def test_a_plans_unit_is_worth_the_same_in_every_term(
     assert traffic == pytest.approx(brought / MACHINE.far, rel=1e-2)
 
 
+@given(models, st.lists(windows, min_size=1, max_size=4), st.integers(0, 80), st.integers(1, 5))
+def test_costs_through_windows_are_the_mean_over_layers(
+    model: CostModel, layers: list[int | None], length: int, ring_size: int
+) -> None:
+    plain = replace(model, window=None, other_windows=())
+    index = np.arange(ring_size)
+    case = np.full_like(index, length), np.full_like(index, ring_size), index
+    mixed, alone = plain.through(layers), [replace(plain, window=window) for window in layers]
+    assert mixed.of_pieces(*case).tolist() == np.sum([each.of_pieces(*case) for each in alone], axis=0).tolist()
+    for far in (index * 0, index * 0 + 1):
+        assert mixed.traffic(*case, far).tolist() == np.sum([e.traffic(*case, far) for e in alone], axis=0).tolist()
+    assert mixed.fixed == plain.fixed * len(layers)
+    with pytest.raises(ValueError, match="there must be none yet"):
+        replace(plain, window=4).through(layers)
+
+
 def test_costs_that_would_wrap_are_refused() -> None:
     with pytest.raises(ValueError, match="a document of 4000000000 tokens costs"):
         CostModel(quadratic=64).of(np.array([5, 4_000_000_000]))

@@ -78,6 +78,8 @@ def test_ranks_are_balanced_by_the_models_shape_or_by_a_cost_file(job: Path, tmp
     assert loader_settings(config, 2).cost == fit.cost
     save_config(config, tmp_path / "resolved.yaml")
     assert load_config(tmp_path / "resolved.yaml") == config
+    windowed = load_config(job, [f"cost={tmp_path}/cost.json", "model.layers=2", "model.windows=[7, null]"])
+    assert windowed.cost_model() == fit.cost.through([7, None])
 
 
 def test_a_cost_file_that_can_not_be_used_is_refused_at_once(job: Path, tmp_path: Path) -> None:
