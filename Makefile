@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # How long `make fuzz` goes on.
 FUZZ_SECONDS ?= 600
 
-.PHONY: setup demo test lint types unit soak fuzz bench clean
+.PHONY: setup demo test lint types unit soak chaos fuzz bench clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,9 @@ unit: setup
 
 soak: setup
 	$(BIN)/python -m tests.soak
+
+chaos: setup
+	$(BIN)/python -m tests.chaos
 
 fuzz: setup
 	$(BIN)/python -W ignore -m tests.fuzz $(FUZZ_SECONDS)

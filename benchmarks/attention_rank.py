@@ -6,19 +6,15 @@ All ranks begin each turn together, and the slowest one counts. To compare, ever
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pydantic import TypeAdapter
 from torch import Tensor
 
+from seqmesh.benchmarks.asked import answer
 from seqmesh.benchmarks.attention_cases import Attend, dtype_name, forward_backward, ours, random_rows
 from seqmesh.benchmarks.attention_errors import NAMES, relative_error
 from seqmesh.benchmarks.attention_ranks import Answer, Job, Turn, Wave, over_all
@@ -27,9 +23,8 @@ from seqmesh.benchmarks.harness import interleave
 from seqmesh.kernels.attention import varlen_attention
 from seqmesh.kernels.layout import Layout, Ring
 from seqmesh.packer.pieces import chunk_sizes, piece_tokens
-from seqmesh.trainer.parallel import Ranks, end_with_parent, join_ranks
+from seqmesh.trainer.parallel import Ranks
 
-TIMEOUT = 120.0  # seconds for any exchange
 COMPARED = ("ring", "gather")
 DTYPES = (torch.float32, torch.float64)
 
@@ -119,14 +114,5 @@ def _over_ranks(own: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
     return own
 
 
-def main(job: str, out: str) -> None:
-    """Measure on this rank; the first one writes."""
-    end_with_parent()
-    with join_ranks(TIMEOUT) as ranks:
-        answer = measure(TypeAdapter(Job).validate_json(Path(job).read_bytes()), ranks)
-    if ranks.is_first:
-        Path(out).write_text(json.dumps(asdict(answer)))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    answer(Job, measure)

@@ -8,20 +8,17 @@ What one thread of a CPU does alone is timed in CPU seconds, which other process
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
+from seqmesh.benchmarks.asked import answer
 from seqmesh.benchmarks.calibrate import Job, MicroBatch, Timings
 from seqmesh.benchmarks.harness import Clock, interleave
 from seqmesh.kernels.layout import Layout, Ring
@@ -29,9 +26,8 @@ from seqmesh.kernels.loss import cross_entropy_sum
 from seqmesh.packer.pieces import chunk_sizes, piece_ranges
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
-from seqmesh.trainer.parallel import Ranks, end_with_parent, join_ranks
+from seqmesh.trainer.parallel import Ranks
 
-TIMEOUT = 60.0  # seconds for any exchange
 SEED = 0
 
 
@@ -110,14 +106,5 @@ def _settle(ranks: Ranks) -> None:
         torch.cuda.synchronize(ranks.device)
 
 
-def main(job: str, out: str) -> None:
-    """Measure on this rank; the first one writes."""
-    end_with_parent()
-    with join_ranks(TIMEOUT) as ranks:
-        timings = measure(TypeAdapter(Job).validate_json(Path(job).read_bytes()), ranks)
-    if ranks.is_first:
-        Path(out).write_text(json.dumps(asdict(timings)))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    answer(Job, measure)

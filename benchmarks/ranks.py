@@ -10,11 +10,11 @@ from typing import Any
 
 from seqmesh.benchmarks.shards import scratch_folder
 
-TIMEOUT = 600.0  # seconds for all measurements
+TIMEOUT = 600.0  # seconds for all measurements, unless told otherwise
 LAST_WORDS = 2_000  # characters of a failed job's output to repeat
 
 
-def ask_ranks(module: str, job: dict[str, Any], ranks: int) -> bytes:
+def ask_ranks(module: str, job: dict[str, Any], ranks: int, *, timeout: float = TIMEOUT) -> bytes:
     """Run `python -m module JOB OUT` on so many ranks, JOB a file with `job` as JSON; returns what the first rank wrote
     to OUT. Raises RuntimeError with the end of what they said where they fail."""
     with scratch_folder(1 << 20) as scratch:
@@ -27,7 +27,7 @@ def ask_ranks(module: str, job: dict[str, Any], ranks: int) -> bytes:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=TIMEOUT,
+            timeout=timeout,
             env={"OMP_NUM_THREADS": "1", **os.environ},  # ranks share the machine's cores: one thread each
         )
         if done.returncode != 0:

@@ -23,6 +23,8 @@ from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.shards import ShardSet
 from seqmesh.loader.spans import mask_labels
 from seqmesh.packer.lengths import Int64Array
+from seqmesh.packer.offload import WHOLE
+from seqmesh.packer.plan import StepPlan
 
 ALIGNMENT = 64  # bytes, of each array in a block: a cache line
 
@@ -43,9 +45,11 @@ class PackedBatch(Generic[A]):
     ring_sizes, ring_indices; ring_ranks: the members of all segments' rings, one after the other (this rank itself for
     a document that is whole). A piece of a ring is its early chunk followed by its late one, see `packer.pieces`.
     waves: micro- batches that this rank has in this step; a rank without documents gets one batch of no tokens, so that
-    every rank sees every step. supervised_tokens_in_step: divide the summed loss by it, on every rank. tokens_in_step,
-    rings_in_step (documents spread over ranks), imbalance (makespan over the mean rank's work) and plan (digest)
-    describe the whole step; next_plan is the digest of the step after, empty at the end.
+    every rank sees every step. offload_ratio: the share of this batch's activations that has to be on the host between
+    forward and backward, in all layers but the last `packer.offload.KEPT_LAYERS`, so that it counts as no more tokens
+    than the capacity; 0.0 for none. supervised_tokens_in_step: divide the summed loss by it, on every rank.
+    tokens_in_step, rings_in_step (documents spread over ranks), imbalance (makespan over the mean rank's work) and plan
+    (digest) describe the whole step; next_plan is the digest of the step after, empty at the end.
     """
 
     input_ids: A
@@ -209,10 +213,16 @@ def outline(step: Step, rank: int, wave: int, settings: LoaderSettings, *, next_
             "wave": wave,
             "waves": max(int(plan.waves[rank]), 1),
             "tokens": tokens,
-            "offload_ratio": 0.0,
+            "offload_ratio": 0.0 if settings.offload is None else offload_ratio(plan, rank, wave),
             "next_plan": next_plan,
         },
     )
+
+
+def offload_ratio(plan: StepPlan, rank: int, wave: int) -> float:
+    """The share that one micro-batch offloads: all its pieces have the same one."""
+    pieces = plan.pieces(rank, wave)
+    return int(plan.offload[pieces[0]]) / WHOLE if len(pieces) else 0.0
 
 
 def fill(shards: ShardSet, outline: Outline, block: npt.NDArray[np.uint8] | None = None) -> NumpyBatch:

@@ -19,6 +19,7 @@ from seqmesh.loader.catalog import COLUMN, BadShards, Reading
 from seqmesh.loader.explain import explain
 from seqmesh.loader.mixture import Mixture
 from seqmesh.packer.cost import CostModel
+from seqmesh.packer.offload import Offload, largest_offloaded_document
 from seqmesh.packer.overlong import Policy
 from seqmesh.packer.pieces import largest_document
 from seqmesh.packer.plan import Mesh, Mode
@@ -92,7 +93,8 @@ class LoaderSettings:
     one for each epoch: True for a global shuffle, `Blocks` for a few files at a time, False for the order of the set;
     without a seed, whoever starts the loader draws one. mixture: the parts of the set's sources, None for one shuffle
     of everything. delay: long documents are held back until several come together, None for none. cost: what ranks are
-    balanced by, None for tokens alone.
+    balanced by, None for tokens alone. offload: micro-batches may be over the capacity, as far as a share of their
+    activations, which they name, can be moved to the host meanwhile (mode `free`, batching `tokens`); None for never.
 
     batching `tokens`: a global batch is of at most `tokens_per_step` tokens. `rows`: of `rows_per_step` rows of at most
     `capacity` tokens, packed from a window of so many documents, 65,536 by default; ranks get equally many. tail: what
@@ -120,6 +122,7 @@ class LoaderSettings:
     mixture: Mixture | None = None
     delay: Delay | None = None
     cost: CostModel | None = None
+    offload: Offload | None = None
     mode: Mode = "free"
     ranks_per_node: int | None = None
     fields: tuple[TokenField, ...] = get_args(TokenField)
@@ -149,6 +152,8 @@ class LoaderSettings:
         else:
             self._check_tokens()
         self._check_shape()
+        if self.offload is not None:
+            self._check_offload()
 
     def _check_size(self, name: str) -> None:
         value = getattr(self, name)
@@ -180,6 +185,13 @@ class LoaderSettings:
                 f"pad_to is {self.pad_to}: the capacity, {self.capacity}, must be a multiple of it, or full batches "
                 "would be padded to more than that"
             )
+
+    def _check_offload(self) -> None:
+        for name, unfit in (("mode", "waves"), ("batching", "rows")):
+            if getattr(self, name) == unfit:
+                raise ValueError(f"offload is set, {name} is {unfit!r}: micro-batches are never over the capacity then")
+        if self.pad_to is not None:
+            raise ValueError("offload and pad_to are both set: padding would need memory that no plan knows of")
 
     def padded(self, tokens: int) -> int:
         """Rows of a batch of so many tokens, padding included: with `pad_to` at least that many."""
@@ -216,7 +228,13 @@ class LoaderSettings:
     @property
     def mesh(self) -> Mesh:
         """What steps are planned for."""
-        return Mesh(ranks=self.ranks, capacity=self.capacity, mode=self.mode, ranks_per_node=self.ranks_per_node)
+        return Mesh(
+            ranks=self.ranks,
+            capacity=self.capacity,
+            mode=self.mode,
+            ranks_per_node=self.ranks_per_node,
+            offload=self.offload,
+        )
 
     def check_mesh(self) -> None:
         """Raises ValueError where the ranks together can not hold a document of `max_document` tokens, or can not share
@@ -226,11 +244,19 @@ class LoaderSettings:
                 f"rows_per_step is {self.rows_per_step}: {self.ranks} ranks can not share them evenly; "
                 "use a number of ranks that divides it"
             )
-        if self.longest > (most := largest_document(self.ranks, self.capacity)):
+        if self.longest > (most := self._largest_document()):
+            offloaded = "" if self.offload is None else ", with all that can be offloaded in time"
             raise ValueError(
-                f"max_document is {self.longest}: {self.ranks} ranks of {self.capacity} tokens hold {most}; "
+                f"max_document is {self.longest}: {self.ranks} ranks of {self.capacity} tokens hold {most}{offloaded}; "
                 "use more ranks, a larger capacity or a smaller max_document"
             )
+
+    def _largest_document(self) -> int:
+        """The ranks hold every document of at most so many tokens; not looked for beyond `longest`."""
+        if self.offload is None:
+            return largest_document(self.ranks, self.capacity)
+        cost = self.cost or CostModel()
+        return largest_offloaded_document(self.ranks, self.capacity, cost, self.offload, self.longest)
 
     def order(self) -> dict[str, Any]:
         """What decides the global batches besides the data, the state and what may change under way (epochs, weights);

@@ -28,6 +28,8 @@ def write_job(folder: Path, data: Path, **changes: Any) -> Path:
         "model": {"vocab_size": VOCAB, "width": 16, "layers": 1, "heads": 2, "kv_heads": 1},
         "optim": {"lr": 1e-2},
         "checkpoint": {"every": 2},
+        "step_timeout": SECONDS,  # other tests run at the same time
+        "heartbeat": SECONDS,
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(job | changes))
     return folder / "job.yaml"
@@ -35,8 +37,8 @@ def write_job(folder: Path, data: Path, **changes: Any) -> Path:
 
 @contextmanager
 def start(job: Path, *overrides: str, before: Callable[[], None] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """The running job; killed at the end of the block if it still runs. before: called in the new process, before the
-    command."""
+    """The running job; killed at the end of the block if it still runs. overrides: of settings, and options. before:
+    called in the new process, before the command."""
     command = [sys.executable, "-m", "seqmesh.tools.cli", "train", str(job), *overrides]
     with subprocess.Popen(
         command,
@@ -69,6 +71,20 @@ def kill_after(job: Path, step: int, *overrides: str) -> None:
     wait_until(lambda: not any(ranks_of(job)), 10, "ranks went on without torchrun")
 
 
+def kill_rank(job: Path, rank: int, step: int, *, in_save: bool = False) -> str:
+    """SIGKILL one rank once `step` is in the log, or as soon after as a checkpoint is being written; what the job said
+    while it ended. Fails if it ends by itself."""
+    with start(job) as process:
+        wait_for_step(process, job, step)
+        pid = rank_pid(job, rank)
+        if in_save:
+            wait_until(lambda: any((job.parent / "run").glob(".step-*")), SECONDS, "nothing was saved", every=1e-4)
+        os.kill(pid, signal.SIGKILL)
+        output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1, output
+    return output
+
+
 def wait_for_step(process: subprocess.Popen[str], job: Path, step: int) -> None:
     """Until the log shows a step; fails if the job ends before."""
 
@@ -79,11 +95,11 @@ def wait_for_step(process: subprocess.Popen[str], job: Path, step: int) -> None:
     wait_until(reached, SECONDS, f"step {step} was not reached")
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, failure: str) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float, failure: str, *, every: float = 0.01) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, failure
-        time.sleep(0.01)
+        time.sleep(every)
 
 
 def ranks_of(job: Path) -> Iterator[int]:
@@ -95,6 +111,15 @@ def ranks_of(job: Path) -> Iterator[int]:
             continue
         if str(job) in command and "seqmesh.trainer.train" in command:
             yield int(entry.name)
+
+
+def rank_pid(job: Path, rank: int) -> int:
+    """The process of one rank."""
+    for pid in ranks_of(job):
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if f"RANK={rank}".encode() in environment:
+            return pid
+    raise AssertionError(f"rank {rank} is not running")
 
 
 def logged(job: Path) -> dict[int, dict[str, Any]]:

@@ -41,6 +41,15 @@ def run_ranks(work: Callable[..., Any], count: int, *arguments: Any, seconds: fl
         _end(processes)
 
 
+def start_process(work: Callable[..., Any], *arguments: Any) -> tuple[BaseProcess, Connection]:
+    """Call `work(pipe, *arguments)` in a process of its own, which has torch already; the other end of its pipe."""
+    receiver, sender = _context.Pipe(duplex=False)
+    process = _context.Process(target=work, args=(sender, *arguments), daemon=True)
+    process.start()
+    sender.close()
+    return process, receiver
+
+
 def _collect(pipes: list[Connection], seconds: float) -> list[Any]:
     results: dict[int, Any] = {}
     deadline = time.monotonic() + seconds

@@ -25,7 +25,11 @@ MODULES = {
     "ledger": "seqmesh.benchmarks.ledger",
     "prepare": "seqmesh.benchmarks.prepare",
     "loss": "seqmesh.benchmarks.loss",
+    "offload": "seqmesh.benchmarks.offload",
     "train": "seqmesh.benchmarks.train",
+    "hybrid": "seqmesh.benchmarks.hybrid",
+    "curves": "seqmesh.benchmarks.curves",
+    "checkpoint": "seqmesh.benchmarks.checkpoints",
     "attention": "seqmesh.benchmarks.attention",
     "calibrate": "seqmesh.benchmarks.calibrate",
 }

@@ -27,6 +27,7 @@ Where = Literal["local", "ray"]
 OnError = Literal["stop", "skip"]
 Overlong = Literal["error", "truncate", "split", "drop"]
 Mode = Literal["free", "waves"]
+Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 EXTRAS = {
     "torch": "train",
@@ -166,8 +167,8 @@ def inspect(
 
 
 @app.command()
-def verify(folder: Annotated[Path, typer.Argument(help="A shard set.")]) -> None:
-    """Read a whole shard set and list everything in it that is not as it should be."""
+def verify(folder: Annotated[Path, typer.Argument(help="A shard set, or a checkpoint.")]) -> None:
+    """Read a whole shard set, or a checkpoint, and list everything in it that is not as it should be."""
     from seqmesh.tools import verify as command
 
     command.run(folder=folder)
@@ -406,13 +407,42 @@ def keys(
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(help="A YAML file; docs/training.md lists the settings.")],
+    config: Annotated[Path | None, typer.Argument(help="A YAML file; docs/training.md lists the settings.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change, such as optim.lr=1e-3.")] = None,
+    example: Annotated[bool, typer.Option("--example", help="Print a file to begin with, and stop.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print every setting with its value, and stop.")
+    ] = False,
+    max_restarts: Annotated[int, typer.Option(min=0, help="Start the ranks again after a failure, so many times.")] = 0,
 ) -> None:
     """Train a transformer; resumes from the newest whole checkpoint of its run folder."""
+    if example:
+        from seqmesh.tools.starter import STARTER
+
+        typer.echo(STARTER, nl=False)
+        return
+    if config is None:
+        raise ValueError("name a YAML file of settings; seqmesh train --example prints one to begin with")
     from seqmesh.tools import launch
 
-    launch.run(config=config, overrides=tuple(overrides or ()))
+    if print_config:
+        launch.show(config=config, overrides=tuple(overrides or ()))
+    else:
+        launch.run(config=config, overrides=tuple(overrides or ()), max_restarts=max_restarts)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="RUN/step-..., or a run folder for its newest checkpoint.")],
+    out: Annotated[Path, typer.Argument(help="A new folder for model.safetensors and config.json.")],
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Of the parameters that are written (default: that of training).")
+    ] = None,
+) -> None:
+    """Write the parameters of a checkpoint as safetensors, without the optimizer's and the loader's state."""
+    from seqmesh.tools import export as command
+
+    command.run(checkpoint=checkpoint, out=out, dtype=dtype)
 
 
 @app.command()
@@ -425,7 +455,7 @@ def report(run: Annotated[Path, typer.Argument(help="The run folder of a trainin
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="packer, rings, loader, train, planner, calibrate or all.")],
+    name: Annotated[str, typer.Argument(help="packer, rings, loader, train, checkpoint, planner, calibrate or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: done within 40 seconds each.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the results to this file, too.")] = None,
     against: Annotated[str, typer.Option(help="Peers to compare with, separated by commas (default: all).")] = "",

@@ -3,7 +3,7 @@
 The manifest is compared with its own checksum. Every file that it names is compared with it in size and checksum, then
 read: types, row and token counts, offsets, ids, sources, names, and the lengths index against the shards. A file that
 is missing or has another size is not read further. What else the folder holds is a warning. Nothing is changed. Several
-shards are read at a time, each byte once.
+shards are read at a time, each byte once. Checkpoints of training jobs are checked by `verify_checkpoint`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from seqmesh.loader.manifest import (
     manifest_bytes,
     read_manifest,
 )
+from seqmesh.tools import verify_checkpoint
 from seqmesh.tools.claim import LOCK_NAME, TOKENIZER_NAMES
 from seqmesh.tools.journal import JOURNAL_NAME
 from seqmesh.tools.one_pass import Numbers, read_once
@@ -49,6 +50,7 @@ from seqmesh.tools.shard_checks import (
     shard_types,
 )
 from seqmesh.tools.units.filters import FILTERED
+from seqmesh.tools.verify_checkpoint import holds_checkpoint
 
 THREADS = 4  # at most: memory is the limit soon
 
@@ -89,6 +91,9 @@ def verify_set(folder: Path, *, progress: Share = ignore) -> list[Problem]:
 def run(*, folder: Path, console: Console | None = None) -> None:
     """The whole command. Raises ValueError, after listing all problems, where the set is not fit for use."""
     console = console or Console()
+    if holds_checkpoint(folder):
+        verify_checkpoint.run(folder=folder, console=console)
+        return
     started = time.perf_counter()
     with progress_on(console, "reading", "bytes read") as progress:
         problems = verify_set(folder, progress=progress)

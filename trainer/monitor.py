@@ -8,11 +8,12 @@ twice; the last one counts.
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, TextIO
 
 from seqmesh.trainer.step import StepResult
@@ -22,8 +23,11 @@ from seqmesh.trainer.step import StepResult
 class StepRecord:
     """One step as it is logged.
 
-    rings: documents spread over ranks. ring_bytes: what this rank sent for them. seconds: of this rank, by phase (the
-    checkpoint before the step is `save`). total: the whole step, with what no phase claims.
+    tokens_per_second: real ones. rows_per_second: with padding, of which `padding` is the share of what was computed.
+    fill: tokens over the capacity of all micro-batches. mfu: model FLOPs over what all ranks could have done, see
+    `flops`. memory: the first rank's most bytes so far. rings: documents spread over ranks. ring_bytes: what this rank
+    sent for them. seconds: of this rank, by phase (the checkpoint before the step is `save`). total: the whole step,
+    with what no phase claims.
     """
 
     step: int
@@ -36,7 +40,11 @@ class StepRecord:
     rings: int
     ring_bytes: int
     tokens_per_second: float
+    rows_per_second: float
+    padding: float
     fill: float
+    mfu: float
+    memory: int
     imbalance: float
     seconds: dict[str, float]
     total: float
@@ -48,26 +56,70 @@ class StepRecord:
 
 
 class StepClock:
-    """Seconds of each phase of the current step."""
+    """Seconds of each phase of the current step. doing: the phase that runs, empty between two."""
 
     def __init__(self) -> None:
+        self.doing = ""
         self.restart()
 
     def restart(self) -> None:
         self._begin = time.perf_counter()
-        self.seconds: dict[str, float] = {}
+        self.spans: list[tuple[str, float]] = []
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+    def phase(self, name: str) -> _Span:
+        """To be used in a with statement; phases do not nest. Costs less than a microsecond."""
+        return _Span(self, name)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """By phase, so far."""
+        sums: dict[str, float] = {}
+        for name, seconds in self.spans:
+            sums[name] = sums.get(name, 0.0) + seconds
+        return sums
 
     @property
     def total(self) -> float:
         return time.perf_counter() - self._begin
+
+
+class _Span:
+    __slots__ = ("_begin", "_clock", "_name")
+
+    def __init__(self, clock: StepClock, name: str) -> None:
+        self._clock, self._name = clock, name
+
+    def __enter__(self) -> None:
+        self._clock.doing = self._name
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_failure: object) -> None:
+        clock = self._clock
+        clock.spans.append((self._name, time.perf_counter() - self._begin))
+        clock.doing = ""
+
+
+class Pace:
+    """Seconds of the latest steps. The first one of a process, which connects and compiles, counts only until there is
+    another."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=50)
+        self.steps = 0
+
+    def add(self, seconds: float) -> None:
+        if self.steps == 1:
+            self._latest.clear()
+        self._latest.append(seconds)
+        self.steps += 1
+
+    @property
+    def mean(self) -> float:
+        return fmean(self._latest)
+
+    @property
+    def median(self) -> float:
+        return median(self._latest)
 
 
 def make_record(
@@ -80,8 +132,11 @@ def make_record(
     rings: int,
     ring_bytes: int,
     imbalance: float,
+    flops: float = 0.0,
+    peak: float = math.inf,
+    memory: int = 0,
 ) -> StepRecord:
-    """Put together a step that has just been done."""
+    """Put together a step that has just been done. flops: of the step on all ranks; peak: of all ranks, in a second."""
     total = clock.total
     return StepRecord(
         step=step,
@@ -93,24 +148,34 @@ def make_record(
         tokens=tokens,
         rings=rings,
         ring_bytes=ring_bytes,
-        tokens_per_second=tokens / total if total else 0.0,
+        tokens_per_second=tokens / total,
+        rows_per_second=result.rows / total,
+        padding=1 - tokens / result.rows if result.rows else 0.0,
         fill=result.fill,
+        mfu=flops / (total * peak),
+        memory=memory,
         imbalance=imbalance,
-        seconds=dict(clock.seconds),
+        seconds=clock.seconds,
         total=total,
     )
 
 
 def step_line(record: StepRecord, steps: int, left: float) -> str:
     """The line for people. left: estimated seconds to the end."""
-    minutes, seconds = divmod(round(left), 60)
     skipped = "" if record.updated else "  update skipped"
     return (
         f"step {record.step:>{len(str(steps))}}/{steps}  loss {record.loss:6.3f}  norm {record.grad_norm:7.3f}  "
-        f"{record.tokens_per_second:8,.0f} tokens/s  fill {record.fill:6.1%}  rings {record.rings:2d}  "
-        f"imbalance {record.imbalance:5.3f}  "
-        f"data wait {record.wait_share:5.1%}  ETA {minutes}:{seconds:02d}{skipped}"
+        f"{record.tokens_per_second:8,.0f} tokens/s  MFU {record.mfu:5.1%}  memory {record.memory / 2**30:.2f} GiB  "
+        f"fill {record.fill:6.1%}  padding {record.padding:5.1%}  rings {record.rings:2d}  "
+        f"imbalance {record.imbalance:5.3f}  data wait {record.wait_share:5.1%}  ETA {clock_time(left)}{skipped}"
     )
+
+
+def clock_time(seconds: float) -> str:
+    """As 1:01 or 2:03:04."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class JsonLines:

@@ -5,26 +5,27 @@ Every collective is called by every rank in the same order. Nothing here is glob
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch forgets to export them
+from torch.distributed import (  # type: ignore[attr-defined]  # torch forgets to export them
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
 from seqmesh.loader.exchange import exchange_texts
-
-BEAT_SECONDS = 0.5
-SILENT_SECONDS = 2.0  # a rank whose count has not moved for this long, when asked about, has stopped
+from seqmesh.trainer.beats import Beats, Watch
 
 
 class RankError(RuntimeError):
@@ -35,13 +36,15 @@ class RankError(RuntimeError):
 class Ranks:
     """This process's place: `rank` of `count`. With one rank there is no group and nothing is sent.
 
-    beats: a store in which every rank counts on as long as it lives; None with one rank.
+    watch: what this rank's main thread lets the others know, and how long it waits for them. beats: the thread that
+    does; None with one rank.
     """
 
     rank: int
     count: int
     device: torch.device
-    beats: Store | None = None
+    watch: Watch = field(default_factory=Watch)
+    beats: Beats | None = None
 
     @property
     def is_first(self) -> bool:
@@ -52,6 +55,26 @@ class Ranks:
         if self.count > 1:
             dist.all_reduce(values, dist.ReduceOp.SUM)
 
+    def sum_shards(self, mine: Tensor, shards: Sequence[Tensor]) -> None:
+        """Put into `mine` the sum over all ranks of shard number `rank`. Shards may differ in size, and be empty."""
+        if self.count == 1:
+            mine.copy_(shards[0])
+        else:
+            dist.reduce_scatter(mine, list(shards), dist.ReduceOp.SUM)
+
+    def share_shards_(self, shards: Sequence[Tensor]) -> None:
+        """Replace every shard by that of the rank of its number: all have all. Shards may differ in size."""
+        if self.count == 1:
+            return
+        if dist.get_backend() == "nccl":
+            dist.all_gather(list(shards), shards[self.rank])
+            return
+        # gloo gathers equal sizes alone.
+        sent = [dist.broadcast(shard, src=rank, async_op=True) for rank, shard in enumerate(shards) if shard.numel()]
+        for work in sent:
+            assert work is not None
+            work.wait()
+
     def from_first(self, number: int) -> int:
         """The first rank's number, on every rank."""
         if self.count == 1:
@@ -60,9 +83,21 @@ class Ranks:
         dist.broadcast(box, src=0)
         return int(box.item())
 
+    def texts(self, text: str) -> list[str]:
+        """Every rank's text, on every rank, each cut at 1,024 bytes."""
+        return exchange_texts(text, self.device) if self.count > 1 else [text]
+
+    def share_(self, values: Tensor, source: int) -> None:
+        """Replace `values` by those of rank `source`."""
+        if self.count > 1:
+            there = values.to(self.device).contiguous()  # the group may carry one kind of memory only
+            dist.broadcast(there, src=source)
+            if there is not values:
+                values.copy_(there)
+
     def agree(self, text: str, what: str) -> None:
         """Raises RankError on every rank, naming two ranks and their texts, unless all have the same."""
-        texts = exchange_texts(text, self.device) if self.count > 1 else [text]
+        texts = self.texts(text)
         for rank, other in enumerate(texts):
             if other != texts[0]:
                 raise RankError(f"{what} differs: rank 0 has {texts[0] or 'none'}, rank {rank} has {other or 'none'}")
@@ -77,23 +112,9 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if self.count == 1 or not _is_exchange_failure(error):
+            if self.beats is None or not _is_exchange_failure(error):
                 raise
-            raise RankError(f"{what}: {self._who_is_lost()} ({_first_line(error)})") from error
-
-    def _who_is_lost(self) -> str:
-        """Ranks whose count stands still, in words."""
-        before = self._counts()
-        time.sleep(SILENT_SECONDS)
-        after = self._counts()
-        lost = [rank for rank in range(self.count) if after[rank] == before[rank] and rank != self.rank]
-        if not lost:
-            return "no answer in time, though all ranks are alive"
-        return f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))} died or stopped"
-
-    def _counts(self) -> list[bytes]:
-        assert self.beats is not None
-        return [self.beats.get(str(rank)) for rank in range(self.count)]
+            raise RankError(f"{what}: {self.beats.who_is_lost()} ({_first_line(error)})") from error
 
 
 @contextmanager
@@ -117,40 +138,25 @@ def join_ranks(timeout: float) -> Iterator[Ranks]:
         device_id=device if on_gpu else None,  # connects at once: the first exchange may be between two ranks only
     )
     try:
-        with _beating(dist.get_rank(), timeout) as beats:
-            yield Ranks(dist.get_rank(), count, device, beats)
+        rank, watch = dist.get_rank(), Watch()
+        beats = Beats(_connect("beats", timeout), rank, count, watch)
+        with beats.running():
+            yield Ranks(rank, count, device, watch, beats)
     finally:
         dist.destroy_process_group()
 
 
-@contextmanager
-def _beating(rank: int, timeout: float) -> Iterator[Store]:
-    """Count on in a store while the block runs, from a thread: a process that is dead or stopped does not."""
+def open_store(ranks: Ranks, name: str, timeout: float) -> Store:
+    """A store that all ranks share under `name`; of this process alone where it is the only rank. timeout: seconds that
+    its waits may take. It may be used beside the process group, also from a thread."""
+    return HashStore() if ranks.count == 1 else _connect(name, timeout)
+
+
+def _connect(name: str, timeout: float) -> Store:
+    """A connection of its own: the process group's may be held by a wait that lasts."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    prefix = f"seqmesh/beats/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-    def connect() -> Store:
-        # A connection of its own: the process group's may be held by a wait that lasts.
-        store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout))
-        return PrefixStore(prefix, store)
-
-    beats, ended = connect(), threading.Event()
-    beats.set(str(rank), "0")
-
-    def beat() -> None:
-        with contextlib.suppress(dist.DistError):  # the store is gone: so is the job
-            count = 0
-            while not ended.wait(BEAT_SECONDS):
-                count += 1
-                beats.set(str(rank), str(count))
-
-    thread = threading.Thread(target=beat, name="beats", daemon=True)
-    thread.start()
-    try:
-        yield connect()
-    finally:
-        ended.set()
-        thread.join()
+    store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout))
+    return PrefixStore(f"seqmesh/{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _is_exchange_failure(error: RuntimeError) -> bool:

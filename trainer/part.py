@@ -20,5 +20,5 @@ class Part:
 
 
 Saved = dict[str, Tensor | DTensor | Part]
-"""What a checkpoint holds, by name: `model/<parameter>`, `optimizer/<parameter>/<slot>`, `optimizer/step`. A plain tensor
-is whole and the same on every rank. Names and whole shapes do not depend on how the model is spread over ranks."""
+"""What a checkpoint holds, by name: `model/<parameter>`, `optimizer/<parameter>/<slot>`, `optimizer/step`. A plain
+tensor is whole and the same on every rank. Names and whole shapes do not depend on how the model is spread."""

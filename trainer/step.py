@@ -16,41 +16,55 @@ import torch
 from torch import Tensor, nn
 
 from seqmesh.kernels.layout import Layout, Ring, Traffic
-from seqmesh.kernels.loss import UNSUPERVISED
 from seqmesh.loader.batch import PackedBatch
 from seqmesh.packer.pieces import chunk_sizes, piece_tokens
-from seqmesh.trainer.optim import OptimConfig, learning_rate, set_rate
-from seqmesh.trainer.replica import Replica
+from seqmesh.trainer.offload import Offloader, offloaded
+from seqmesh.trainer.optim.config import OptimConfig, learning_rate, set_rate
+from seqmesh.trainer.replicas.filler import run_filler
+from seqmesh.trainer.replicas.replica import Replica
 
-EXTRA = 3  # numbers that travel with the gradient: loss sum, tokens, room
+EXTRA = 5  # numbers that travel with the gradient: loss sum, tokens, room, rows, attended pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """loss: mean over the step's supervised tokens, on all ranks; NaN where there are none. grad_norm: before
-    clipping. fill: tokens over the capacity of all micro-batches. updated: False where the step had nothing to learn
-    from or its gradient was not finite, and the weights were left alone."""
+    clipping. fill: tokens over the capacity of all micro-batches. rows: tokens with padding. layer_pairs: attended
+    pairs, summed over layers. updated: False where the step had nothing to learn from or its gradient was not finite,
+    and the weights were left alone."""
 
     loss: float
     grad_norm: float
     fill: float
+    rows: float
+    layer_pairs: float
     lr: float
     updated: bool
 
 
 def accumulate(
-    model: nn.Module, batch: PackedBatch[Tensor], replica: Replica, capacity: int, traffic: Traffic | None = None
+    model: nn.Module,
+    batch: PackedBatch[Tensor],
+    replica: Replica,
+    capacity: int,
+    traffic: Traffic | None = None,
+    layer_pairs: int = 0,
+    offloader: Offloader | None = None,
 ) -> None:
-    """Run one micro-batch forward and backward. A batch of no tokens is a rank that has nothing to do in this wave: it
-    runs a filler of weight zero where the replica needs every rank in every wave."""
+    """Run one micro-batch forward and backward, offloaded as far as it asks for. A batch of no tokens is a rank that
+    has nothing to do in this wave: it runs a filler of weight zero where the replica needs every rank in every wave.
+    layer_pairs: of its attention, to be summed over ranks."""
     if batch.tokens == 0:
         if replica.runs_every_wave:
-            _run_filler(model, batch, replica)
+            replica.before_backward(last=batch.last_in_step)
+            run_filler(model, batch.input_ids.device)
         return
     replica.before_backward(last=batch.last_in_step)
-    loss_sum, _ = model(batch.input_ids, batch.position_ids, layout_of(batch, traffic or Traffic()), batch.labels)
-    torch.autograd.backward(loss_sum / max(batch.supervised_tokens_in_step, 1))
-    replica.extra += torch.stack([loss_sum.detach(), *loss_sum.new_tensor([batch.tokens, capacity])])
+    with offloaded(offloader, batch.offload_ratio):
+        loss_sum, _ = model(batch.input_ids, batch.position_ids, layout_of(batch, traffic or Traffic()), batch.labels)
+        torch.autograd.backward(loss_sum / max(batch.supervised_tokens_in_step, 1))
+    counts = [batch.tokens, capacity, len(batch.input_ids), layer_pairs]
+    replica.extra += torch.stack([loss_sum.detach().to(replica.extra), *replica.extra.new_tensor(counts)])
 
 
 def layout_of(batch: PackedBatch[Tensor], traffic: Traffic) -> Layout:
@@ -74,17 +88,6 @@ def layout_of(batch: PackedBatch[Tensor], traffic: Traffic) -> Layout:
     return Layout(batch.cu_seqlens, batch.max_seqlen, rings, traffic)
 
 
-def _run_filler(model: nn.Module, batch: PackedBatch[Tensor], replica: Replica) -> None:
-    """Two valid tokens without labels: they take part in every gather, and their gradient is exactly zero."""
-    replica.before_backward(last=batch.last_in_step)
-    device = batch.input_ids.device
-    layout = Layout(torch.tensor([0, 2], dtype=torch.int32, device=device), 2)
-    tokens = torch.zeros(2, dtype=torch.int64, device=device)
-    positions = torch.arange(2, dtype=torch.int32, device=device)
-    loss_sum, _ = model(tokens, positions, layout, tokens + UNSUPERVISED)
-    torch.autograd.backward(loss_sum)
-
-
 def finish_step(
     replica: Replica,
     optimizer: torch.optim.Optimizer,
@@ -98,7 +101,7 @@ def finish_step(
 
     step: from 0, of `steps`; supervised: supervised tokens of the whole step.
     """
-    loss_sum, tokens, room = replica.extra.tolist()
+    loss_sum, tokens, room, rows, layer_pairs = replica.extra.tolist()
     norm = replica.norm()
     if config.clip is not None and config.clip < norm < math.inf:
         replica.scale_(config.clip / norm)
@@ -106,7 +109,15 @@ def finish_step(
     updated = supervised > 0 and math.isfinite(norm)
     if updated:
         set_rate(optimizer, rate)
-        optimizer.step()
+        replica.update(optimizer)
     replica.zero_()
     loss = loss_sum / supervised if supervised else math.nan
-    return StepResult(loss=loss, grad_norm=norm, fill=tokens / room if room else 1.0, lr=rate, updated=updated)
+    return StepResult(
+        loss=loss,
+        grad_norm=norm,
+        fill=tokens / room if room else 1.0,
+        rows=rows,
+        layer_pairs=layer_pairs,
+        lr=rate,
+        updated=updated,
+    )

@@ -12,7 +12,7 @@ from seqmesh.kernels.loss import cross_entropy_sum
 from seqmesh.loader.batch import PackedBatch
 from seqmesh.trainer.optim import OptimConfig, make_optimizer
 from seqmesh.trainer.parallel import Ranks
-from seqmesh.trainer.replica import Replicated
+from seqmesh.trainer.replicas.replicated import Replicated
 from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
 from tests.ranks import run_ranks
 

@@ -1,64 +1,101 @@
 """A mark of the latest checkpoint that points at one which is not there yet, or whose predecessor is gone already."""
 
+import multiprocessing
+import os
 import random
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from seqmesh.trainer.checkpoint import load_checkpoint, newest_checkpoint
-from seqmesh.trainer.optim import OptimConfig, make_optimizer
+from seqmesh.trainer.checkpoints.keep import checkpoints, clear_leftovers
+from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
+from seqmesh.trainer.part import Saved
+from tests.checkpoints import ALONE, saver_of
+from tests.ranks import start_process
 
-# Saves steps from the newest on, each file synced slowly; the weights and the loader's state both say the step.
-WORKER = """
-import sys, time, pathlib, torch
-from torch import nn
-from seqmesh.trainer import checkpoint
-from seqmesh.trainer.optim import OptimConfig, make_optimizer
+KILLS = 10
+SLOWLY = 0.01  # seconds that each sync takes more
+SHAPES = {"model/w": (64, 64), "optimizer/w/exp_avg": (64, 64), "optimizer/step": ()}
 
-folder = pathlib.Path(sys.argv[1])
-sync = checkpoint.sync_file
-checkpoint.sync_file = lambda path: (time.sleep(0.05), sync(path))
-model = nn.Linear(64, 64)
-optimizer = make_optimizer(model.parameters(), OptimConfig())
-newest = checkpoint.newest_checkpoint(folder, print)
-step = checkpoint.load_checkpoint(newest, model, optimizer)["step"] if newest else 0
-print("ready", flush=True)
-while True:
-    step += 1
-    with torch.no_grad():
-        model.weight.fill_(step)
-    tensors = checkpoint.gather_tensors(model, optimizer)
-    checkpoint.save_checkpoint(folder, step, tensors, {"loader": {"step": step}}, keep=1)
-    print("saved", step, flush=True)
-"""
+
+def tensors_of(step: int) -> dict[str, Tensor]:
+    return {name: torch.full(shape, float(step)) for name, shape in SHAPES.items()}
+
+
+def train(pipe: Connection, folder: Path) -> None:
+    """Resume, then save step after step in the background, the weights changing meanwhile; says what is saved."""
+    sync = os.fsync
+
+    def slow_sync(fd: Any) -> None:
+        time.sleep(SLOWLY)
+        sync(fd)
+
+    os.fsync = slow_sync
+    clear_leftovers(folder, print)
+    newest = newest_checkpoint(folder, ALONE, print)
+    tensors: Saved = dict(tensors_of(0))
+    step = load(newest, tensors, ALONE).state["step"] if newest else 0
+    saver = saver_of(folder, tensors, keep=1, background=True, say=pipe.send)
+    pipe.send("ready")
+    while True:
+        step += 1
+        for value in tensors.values():
+            assert isinstance(value, Tensor)
+            value.add_(1)
+        saver.save(step, tensors, {"loader": {"step": step}})
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[tuple[multiprocessing.process.BaseProcess, Connection]]:
+    """The process, and what it says; at the end it is killed."""
+    process, pipe = start_process(train, folder)
+    try:
+        yield process, pipe
+    finally:
+        process.kill()
+        process.join()
+
+
+def said_steps(pipe: Connection) -> Iterator[int]:
+    """Steps that were said to be saved until the process died."""
+    try:
+        while True:
+            word = pipe.recv()
+            if word.startswith("saved "):
+                yield int(word[-8:])
+    except EOFError:
+        return
 
 
 def test_a_kill_at_any_moment_leaves_the_newest_complete_checkpoint(tmp_path: Path) -> None:
     generator = random.Random(28)
-    said = 0
-    for _ in range(10):
-        with subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        ) as worker:
-            assert worker.stdout is not None
-            assert worker.stdout.readline() == "ready\n"
-            time.sleep(generator.uniform(0.1, 1.2))  # about five saves
-            worker.kill()
-            lines = worker.stdout.read().splitlines()
-        said = max([said, *(int(line.split()[1]) for line in lines if line.startswith("saved "))])
-        newest = newest_checkpoint(tmp_path, print)
+    said, halves = 0, 0
+    for _ in range(KILLS):
+        with running(tmp_path) as (process, pipe):
+            assert pipe.recv() == "ready"
+            time.sleep(generator.uniform(0.02, 0.3))  # about five saves
+            process.kill()
+            said = max([said, *said_steps(pipe)])
+        halves += len(list(tmp_path.glob(".step-*")))
+        newest = newest_checkpoint(tmp_path, ALONE, print)
         if newest is None:
             assert said == 0
             continue
-        model = nn.Linear(64, 64)
-        state = load_checkpoint(newest, model, make_optimizer(model.parameters(), OptimConfig()))
-        assert state["step"] == state["loader"]["step"]
-        assert torch.equal(model.weight, torch.full_like(model.weight, state["step"]))
-        assert state["step"] in (said, said + 1)  # complete, though perhaps killed before it could say so
-        said = state["step"]
+        tensors: Saved = dict(tensors_of(0))
+        state: dict[str, Any] = load(newest, tensors, ALONE).state
+        step = state["step"]
+        assert step == state["loader"]["step"]
+        assert all(torch.equal(value, tensors[name]) for name, value in tensors_of(step).items())  # type: ignore[arg-type]  # plain ones
+        assert said <= step <= said + 1  # complete, though perhaps killed before it could say so
+        said = step
     assert said > 5
-    assert len([path for path in tmp_path.iterdir() if not path.name.startswith(".")]) <= 2
+    assert halves > 3  # kills came in the middle of saves, and what they left was not taken for a checkpoint
+    clear_leftovers(tmp_path, print)
+    assert [path for path in tmp_path.iterdir() if path not in checkpoints(tmp_path)] == []
+    assert len(checkpoints(tmp_path)) <= 2

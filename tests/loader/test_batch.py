@@ -1,4 +1,6 @@
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,13 @@ from seqmesh.loader.batch import ARRAYS, arrays_in, batch_digest, block_layout
 from seqmesh.loader.errors import ShardError
 from seqmesh.loader.feed import Feed, Position
 from seqmesh.loader.gather import UNSUPERVISED
+from seqmesh.loader.planner import Step
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.packer.cost import CostModel
+from seqmesh.packer.offload import WHOLE, Offload, memory_tokens
 from seqmesh.packer.pieces import piece_ranges
-from tests.support import documents_of, long_tail, make_set, settings_for, walk
+from seqmesh.packer.plan import check_plan
+from tests.support import documents_of, global_batches, long_tail, make_set, settings_for, walk
 
 LENGTHS = long_tail(120, 60)
 
@@ -22,6 +28,51 @@ LENGTHS = long_tail(120, 60)
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_set(tmp_path_factory.mktemp("set"), LENGTHS, shard_tokens=300)
+
+
+def steps_of(feed: Feed) -> Iterator[Step]:
+    state = feed.start
+    while (step := feed.step(state)) is not None:
+        yield step
+        state = step.after
+
+
+def test_batches_over_the_capacity_say_how_much_to_offload(data: Path) -> None:
+    """Two ranks of 16 tokens hold documents of 60; the global batches are those without offload."""
+    offload = Offload(layers=8, token_cost=1)
+    few = settings_for(
+        data, ranks=2, capacity=16, max_document=60, offload=offload, cost=CostModel(linear=9, quadratic=2)
+    )
+    with pytest.raises(ValueError, match="max_document is 60: 2 ranks of 16 tokens hold 32; use"):
+        replace(few, offload=None).check_mesh()
+    with pytest.raises(ValueError, match="hold 32, with all that can be offloaded in time; use"):
+        replace(few, offload=replace(offload, token_cost=10_000)).check_mesh()
+    feed, ratios = Feed(few), set()
+    for rank in range(2):
+        for _, batch in walk(feed, rank):
+            share = batch.offload_ratio * WHOLE
+            assert memory_tokens(np.array([batch.tokens]), np.array([int(share)]), offload.layers)[0] <= few.capacity
+            assert (share > 0) == (batch.tokens > few.capacity)
+            ratios.add(batch.offload_ratio)
+    assert len(ratios) > 3
+    many = Feed(replace(few, ranks=4, offload=None))
+    assert global_batches(feed) == global_batches(many)
+    assert few.order() == many.settings.order()
+    for step in steps_of(feed):
+        check_plan(step.plan, step.documents.length, ranks=2, capacity=16, layers=offload.layers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mode": "waves"}, "offload is set, mode is 'waves'"),
+        ({"batching": "rows", "rows_per_step": 4, "tokens_per_step": None}, "offload is set, batching is 'rows'"),
+        ({"pad_to": 8}, "offload and pad_to are both set"),
+    ],
+)
+def test_offload_is_refused_where_no_plan_uses_it(data: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settings_for(data, offload=Offload(layers=4, token_cost=1), **changes)
 
 
 @pytest.mark.parametrize("mode", ["free", "waves"])

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from seqmesh.benchmarks.lengths import STEPS
 from seqmesh.packer.cost import CostModel
 from seqmesh.packer.mesh import plan_step
-from seqmesh.packer.offload import Offload, memory_tokens, share_hidden, share_needed, smallest_offloaded_rings
+from seqmesh.packer.offload import (
+    Offload,
+    largest_offloaded_document,
+    memory_tokens,
+    share_hidden,
+    share_needed,
+    smallest_offloaded_rings,
+)
 from seqmesh.packer.pieces import largest_document, smallest_rings
 from seqmesh.packer.plan import Mesh, Mode, StepPlan, check_plan
 from tests.packer.reference_planner import best_makespan, finish_times, micro_batch_times
@@ -206,6 +213,28 @@ def test_offload_shrinks_rings_and_is_hidden() -> None:
         held = np.array([int(plan.lengths[plan.document[piece]]) // int(plan.ring_size[piece]) + 1])
         hidden = share_hidden(held, plan.costs[[piece]], Offload(layers=32, token_cost=20_000))
         assert plan.offload[piece] <= hidden[0] + 1
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.integers(1, 4),
+    st.integers(2, 40),
+    st.integers(3, 20),
+    st.integers(1, 4000),
+    st.integers(1, 200),
+    st.sampled_from([None, 30]),
+)
+def test_a_mesh_holds_every_document_up_to_its_largest(
+    ranks: int, capacity: int, layers: int, token_cost: int, wanted: int, window: int | None
+) -> None:
+    """Also where a longer one would fit again, as its compute hides more."""
+    cost = CostModel(linear=10, quadratic=2, window=window)
+    offload = Offload(layers=layers, token_cost=token_cost)
+    lengths = np.arange(1, max(wanted, largest_document(ranks, capacity)) + 1)
+    rings = smallest_offloaded_rings(lengths, capacity, cost, offload)
+    too_large = np.flatnonzero(rings > ranks)
+    expected = int(lengths[too_large[0]]) - 1 if len(too_large) else len(lengths)
+    assert largest_offloaded_document(ranks, capacity, cost, offload, wanted) == expected
 
 
 def test_offload_needs_mode_free_and_layers() -> None:

@@ -30,6 +30,7 @@ COMMANDS = [
     "doctor",
     "keys",
     "train",
+    "export",
     "report",
     "bench",
     "demo",

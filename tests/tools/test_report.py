@@ -13,8 +13,10 @@ def write_run(folder: Path, steps: int) -> None:
     log = JsonLines(folder / "log.jsonl")
     for step in range(1, steps + 1):
         clock = StepClock()
-        clock.seconds = {"data": 0.1, "compute": 0.3}
-        result = StepResult(loss=10 / step, grad_norm=1.0, fill=0.9, lr=1e-3, updated=step != 2)
+        clock.spans = [("data", 0.1), ("compute", 0.3)]
+        result = StepResult(
+            loss=10 / step, grad_norm=1.0, fill=0.9, rows=1000, layer_pairs=0, lr=1e-3, updated=step != 2
+        )
         log.write(
             make_record(result, clock, step=step, epoch=0, tokens=1000, rings=3, ring_bytes=1 << 20, imbalance=1.1)
         )

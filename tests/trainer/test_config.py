@@ -1,10 +1,13 @@
+import math
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from seqmesh.loader.cost_file import write_cost
 from seqmesh.packer.fit import Sample, Seconds, make_fit
+from seqmesh.trainer.activations import bytes_per_token
 from seqmesh.trainer.config import load_config, save_config
 from seqmesh.trainer.train import loader_settings
 
@@ -38,18 +41,43 @@ def test_the_resolved_configuration_reads_back_to_the_same(job: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("stepz=3", "stepz: is not a setting"),
-        ("model.widht=3", "model.widht: is not a setting"),
+        ("stepz=3", r"stepz: is not a setting; did you mean steps\?"),
+        ("model.widht=3", r"model.widht: is not a setting; did you mean model.width\?"),
+        ("lr=1e-3", r"lr: is not a setting; did you mean optim.lr\?"),
+        ("loader.shuffle={windw: 3}", r"windw: is not a setting; did you mean window\?"),
+        ("zzz=1", "zzz: is not a setting$"),
+        ("1=2", "1: is not a setting"),
+        ("optim=null", "optim: must be a group of settings, not null"),
+        ("log=true", "log: must be a group of settings, not true"),
+        ("steps=true", "steps is true: must be a number"),
+        ("seed=no", "seed is false: must be a number"),
+        ("steps=1.5", "steps: Input should be a valid integer"),
+        ("steps=[1", r"'steps=\[1': what follows = is not valid YAML"),
+        ("a..b=1", "'a..b=1' is not an override"),
+        ("optim.betas.0=1", "optim.betas: Input should be a valid tuple"),
+        ("optim.lr=.nan", "optim: lr is nan"),
+        ("run=", "run: Input should be a valid string"),
+        ("run=''", "run is empty"),
+        ("gc_every=0", "gc_every is 0"),
         ("steps=0", "steps is 0: must be at least 1"),
         ("steps=many", "steps: Input should be a valid integer"),
         ("model.width=7", "model: width is 7: must be an even multiple of heads, 2"),
         ("loader.capacity=-5", "loader: capacity is -5"),
         ("loader.ranks=2", "set by the trainer"),
+        ("loader.offload={layers: 3, token_cost: 1}", "set by the trainer"),
+        ("recompute=all", "recompute: Input should be 'none', 'selective' or 'full'"),
+        ("offload={bandwidth: 0}", "offload: bandwidth is 0"),
+        ("offload={bandwidth: 1e9}", "offload.flops is None: .* no cost file says nothing"),
+        ("offload={bandwidth: 1e9, flops: 1e12}", "layers is 1: offload keeps 2 of them"),
         ("optim.lr=fast", "optim.lr: Input should be a valid number"),
         ("steps", "'steps' is not an override"),
         ("=3", "is not an override"),
         ("steps.deep=3", "steps is a value, not a group"),
         ("timeout=0", "timeout is 0"),
+        ("timeout=.nan", "timeout is nan"),
+        ("step_timeout=.inf", "step_timeout is inf"),
+        ("heartbeat=-1", "heartbeat is -1"),
+        ("peak_flops=0", "peak_flops is 0"),
     ],
 )
 def test_a_bad_setting_is_named(job: Path, override: str, message: str) -> None:
@@ -57,7 +85,28 @@ def test_a_bad_setting_is_named(job: Path, override: str, message: str) -> None:
         load_config(job, [override])
 
 
-@pytest.mark.parametrize("content", [b"[1, 2]", b"", b"a: [1", b"\xa1\xff"])
+def test_a_part_of_a_list_can_not_be_changed(job: Path) -> None:
+    job.write_text(yaml.safe_dump(JOB | {"optim": {"betas": [0.8, 0.9]}}))
+    with pytest.raises(ValueError, match=r"betas is a list: give all of it, as betas=\[...\]"):
+        load_config(job, ["optim.betas.0=0.7"])
+
+
+def test_a_group_with_nothing_under_it_takes_overrides(job: Path) -> None:
+    job.write_text(yaml.safe_dump(JOB) + "optim:\nlog: {wandb: null}\n")
+    config = load_config(job, ["optim.lr=2e-3", "log.wandb.project=p"])
+    assert config.optim.lr == 2e-3
+    assert config.log.wandb is not None
+    assert config.log.wandb.project == "p"
+
+
+@pytest.mark.parametrize("content", ["run: x\nsteps: 1\nsteps: 2\n", "run: x\nloader:\n  data: a\n  data: b\n"])
+def test_a_setting_that_stands_twice_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "job.yaml").write_text(content)
+    with pytest.raises(ValueError, match=r"(?s)(steps|data) stands twice.*line [34]"):
+        load_config(tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize("content", [b"[1, 2]", b"", b"a: [1", b"\xa1\xff", b"run: x\n\tsteps: 1\n"])
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "job.yaml").write_bytes(content)
     with pytest.raises(ValueError, match=r"job.yaml (must hold a mapping|is not valid YAML)"):
@@ -88,3 +137,26 @@ def test_a_cost_file_that_can_not_be_used_is_refused_at_once(job: Path, tmp_path
     (tmp_path / "bad.json").write_text('{"version": 1, "unit_seconds": 1.0, "cost": {"linear": -1}, "fit": {}}')
     with pytest.raises(ValueError, match=r"bad\.json is not a valid cost file: cost: linear is -1: must"):
         load_config(job, [f"cost={tmp_path}/bad.json"])
+
+
+def test_offload_is_planned_from_what_the_model_saves_and_the_time_of_a_unit(job: Path, tmp_path: Path) -> None:
+    """A unit of the model's shape is 1/64 of the work of a pair; one of a cost file takes what that says."""
+    offload = ["model.layers=4", "model.width=64", "offload={bandwidth: 1.0e9, flops: 2.0e12}"]
+    config = load_config(job, offload)
+    planned = config.planned_offload()
+    assert planned is not None
+    assert loader_settings(config, 2).offload == planned
+    seconds = 3 * bytes_per_token(config.model, "none", torch.float32) / 1e9  # a third of the time is forward
+    assert planned.layers == 4
+    assert planned.token_cost == math.ceil(seconds / (config.model.shape.flops_per_pair / 64 / 2e12))
+    less = load_config(job, [*offload, "recompute=full"]).planned_offload()
+    assert less is not None
+    assert 8 < planned.token_cost / less.token_cost < 20
+    fit = make_fit(Seconds(fixed=0.0, linear=1e-5, quadratic=1e-9), [Sample(tokens=10, pairs=100, seconds=1e-4)])
+    write_cost(tmp_path / "cost.json", fit, {})
+    measured = load_config(job, [*offload[:2], "offload.bandwidth=1.0e9", f"cost={tmp_path / 'cost.json'}"])
+    planned = measured.planned_offload()
+    assert planned is not None
+    assert planned.token_cost == math.ceil(seconds / fit.unit)
+    with pytest.raises(ValueError, match=r"cost\.json says it, too"):
+        load_config(job, [*offload, f"cost={tmp_path / 'cost.json'}"])

@@ -5,12 +5,13 @@ import functools
 import os
 import resource
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from seqmesh.loader.manifest import read_manifest
-from tests.jobs import SECONDS, VOCAB, finish, logged, ranks_of, start, wait_for_step, wait_until, write_job
+from tests.jobs import SECONDS, VOCAB, finish, logged, rank_pid, ranks_of, start, wait_for_step, wait_until, write_job
 from tests.support import long_tail, make_set
 
 ENDLESS = 1_000_000
@@ -30,15 +31,6 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def rank_pid(job: Path, rank: int) -> int:
-    """The process of one rank."""
-    for pid in ranks_of(job):
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        if f"RANK={rank}".encode() in environment:
-            return pid
-    raise AssertionError(f"rank {rank} is not running")
-
-
 def loader_pids(job: Path) -> list[int]:
     """Loader processes started by a rank of this job, from whichever of its threads."""
     found: list[int] = []
@@ -49,10 +41,10 @@ def loader_pids(job: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["free", "waves"])
-def test_a_rank_that_dies_ends_the_job_and_is_named(tmp_path: Path, data: Path, runtime: Path, mode: str) -> None:
+def test_a_rank_that_dies_ends_the_job_and_is_named(tmp_path: Path, data: Path, runtime: Path) -> None:
+    """In mode `waves`; test_train.py has the other."""
     job = write_job(tmp_path, data, steps=ENDLESS, timeout=20)
-    with start(job, f"loader.mode={mode}") as process:
+    with start(job, "loader.mode=waves") as process:
         wait_for_step(process, job, 2)
         os.kill(rank_pid(job, 1), signal.SIGKILL)
         output, _ = process.communicate(timeout=SECONDS)
@@ -62,21 +54,36 @@ def test_a_rank_that_dies_ends_the_job_and_is_named(tmp_path: Path, data: Path, 
     wait_until(lambda: not list(runtime.iterdir()), 10, "a socket folder was left")
 
 
-def test_a_rank_that_stops_ends_the_job_after_its_timeout_and_is_named(
+def test_a_rank_that_stops_ends_the_job_after_a_heartbeat_and_is_named(
     tmp_path: Path, data: Path, runtime: Path
 ) -> None:
-    job = write_job(tmp_path, data, steps=ENDLESS, timeout=4)
+    job = write_job(tmp_path, data, steps=ENDLESS, heartbeat=2)
     with start(job) as process:
         wait_for_step(process, job, 2)
         stopped = rank_pid(job, 1)
         os.kill(stopped, signal.SIGSTOP)
-        assert process.stdout is not None
-        assert any("rank 1 died or stopped" in line for line in process.stdout)
-        os.kill(stopped, signal.SIGCONT)  # or torchrun takes 30 seconds to end it
-        process.communicate(timeout=SECONDS)
+        began = time.monotonic()
+        output, _ = process.communicate(timeout=SECONDS)  # no exchange would time out before
+        assert time.monotonic() - began < SECONDS / 2
     assert process.returncode == 1
+    assert "rank 1 died or stopped: silent for 2 s (heartbeat)" in output
     assert not any(ranks_of(job))
     assert not Path(f"/proc/{stopped}").exists()
+    wait_until(lambda: not list(runtime.iterdir()), 10, "a socket folder was left")
+
+
+def test_ranks_are_started_again_after_the_first_has_died_and_the_job_goes_on(
+    tmp_path: Path, data: Path, runtime: Path
+) -> None:
+    """The first rank takes the loader and the ranks' store with it."""
+    job = write_job(tmp_path, data, steps=8)
+    with start(job, "--max-restarts", "1") as process:
+        wait_for_step(process, job, 3)
+        os.kill(rank_pid(job, 0), signal.SIGKILL)
+        output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, output
+    assert output.count("resumed from") == 1
+    assert list(logged(job)) == list(range(1, 9))
     wait_until(lambda: not list(runtime.iterdir()), 10, "a socket folder was left")
 
 
@@ -146,7 +153,8 @@ def test_a_full_disk_is_named_and_spoils_no_checkpoint(tmp_path: Path, data: Pat
     with start(job, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))) as process:
         output, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
-    assert "model.safetensors can not be written" in output
+    assert "step-00000002" in output
+    assert ".safetensors can not be written" in output
     assert "Traceback" not in output
     assert not list((tmp_path / "run").glob("step-*"))
     finish(job)

@@ -1,148 +1,166 @@
-"""The gradient of a step is that of one process running document by document, whatever the plan and the ranks."""
+"""The gradient of a step is that of one process running document by document, whatever the plan, the ranks, and how the
+model lies on them; and so are the weights after it."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
-from seqmesh.kernels.layout import Layout, Traffic
-from seqmesh.kernels.loss import cross_entropy_sum
-from seqmesh.loader.embedded import Loader
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.cost import CostModel
 from seqmesh.packer.pieces import rows_sent
-from seqmesh.trainer.models.config import ModelConfig
-from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.packer.plan import Mode
+from seqmesh.tools.shard_writer import write_shards
+from seqmesh.trainer.optim import OptimConfig
 from seqmesh.trainer.parallel import Ranks
-from seqmesh.trainer.replica import make_replica
-from seqmesh.trainer.step import EXTRA, accumulate
+from seqmesh.trainer.replicas import Sharding
 from tests.ranks import run_ranks
-from tests.support import documents_of, make_set, settings_for
+from tests.support import documents_of, settings_for
+from tests.trainer.steps import (
+    CONFIG,
+    STEPS,
+    Job,
+    Reference,
+    Spans,
+    Taken,
+    reference,
+    relative_error,
+    take_all,
+)
 
-CONFIG = ModelConfig(vocab_size=50, width=16, layers=2, heads=4, kv_heads=2, init_std=0.2)
-STEPS = 2
-
-
-def model_in_float64() -> Transformer:
-    torch.set_num_threads(1)
-    return Transformer(CONFIG, seed=0).double()
-
-
-def gradient_on_rank(ranks: Ranks, settings: LoaderSettings) -> tuple[list[npt.NDArray[np.float64]], list[int], int]:
-    """Reduced gradients of the first steps, without updates, this rank's number of micro-batches in each, and the bytes
-    it sent for rings."""
-    traffic = Traffic()
-    model = model_in_float64()
-    replica = make_replica(model, ranks, settings.mode, extra=EXTRA)
-    gradients: list[npt.NDArray[np.float64]] = []
-    counts = [0]
-    with Loader(settings, rank=ranks.rank, mode="inline") as loader:
-        for batch in loader:
-            accumulate(model, batch, replica, settings.capacity, traffic)
-            counts[-1] += batch.tokens > 0
-            if batch.last_in_step:
-                replica.reduce_()
-                gradients.append(whole_gradient(model))
-                assert abs(replica.norm() - np.linalg.norm(gradients[-1])) < 1e-12
-                replica.zero_()
-                if len(gradients) == STEPS:
-                    break
-                counts.append(0)
-    return gradients, counts, traffic.sent
+ALONE = Ranks(0, 1, torch.device("cpu"))
+MODES: tuple[Mode, ...] = get_args(Mode)
+SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
+# Small enough to clip.
+OPTIMIZERS = {name: OptimConfig(name=name, lr=0.05, clip=0.5) for name in ("adamw", "lamb")}
 
 
-def whole_gradient(model: Transformer) -> npt.NDArray[np.float64]:
-    parts = []
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        gradient = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
-        parts.append(gradient.numpy().ravel().copy())
-    return np.concatenate(parts)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Documents and settings. spans: what is supervised of each document; None: all."""
+
+    lengths: Sequence[int]
+    settings: dict[str, Any]
+    spans: Sequence[Spans] | None = None
 
 
-def reference_gradients(lengths: list[int], settings: LoaderSettings) -> list[npt.NDArray[np.float64]]:
-    """One process, one document at a time, mean over the step's labelled tokens."""
-    documents = documents_of(lengths, vocab=CONFIG.vocab_size)
-    feed, model = Feed(settings), model_in_float64()
-    gradients, state = [], feed.start
-    for _ in range(STEPS):
-        step = feed.step(state)
-        assert step is not None
-        state = step.after
-        model.zero_grad()
-        taken = [documents[d] for d in step.documents.document.tolist()]
-        labelled = sum(len(document) - 1 for document in taken)
-        for document in taken:
-            ids = torch.from_numpy(document)
-            labels = torch.cat([ids[1:], torch.tensor([-100])])
-            layout = Layout(torch.tensor([0, len(ids)], dtype=torch.int32), len(ids))
-            loss, _ = cross_entropy_sum(model(ids, torch.arange(len(ids)), layout), labels)
-            torch.autograd.backward(loss / labelled)
-        gradients.append(np.concatenate([p.grad.numpy().ravel() for p in model.parameters() if p.grad is not None]))
-    return gradients
-
-
-def relative_error(found: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> float:
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
-
-
-CASES: dict[str, tuple[list[int], dict[str, Any]]] = {
-    # One long document outweighs all others: its rank runs one micro-batch, the others several.
-    "uneven": ([60, *[7] * 80, 3, 1, 2], {"capacity": 60, "tokens_per_step": 260, "cost": CostModel(quadratic=8)}),
-    # Fewer documents than ranks: somebody has none.
-    "empty_rank": ([20, 9], {"capacity": 20, "tokens_per_step": 20}),
-}
 # Lengths that nothing divides, rings of 2 to 4, several in one wave and one after the other, short documents between.
 RINGS = [53, 31, 23, 5, 37, 1, 2, 19, 41, 3, 7, 13, 29, 11, 17, 43]
+COST = CostModel(linear=20, quadratic=2)
+CASES = {
+    # One long document outweighs all others: its rank runs one micro-batch, the others several.
+    "uneven": Case(
+        lengths=[60, *[7] * 24, 3, 1, 2],
+        settings={"capacity": 60, "tokens_per_step": 180, "cost": CostModel(quadratic=8)},
+    ),
+    # Fewer documents than ranks: somebody has none.
+    "empty_rank": Case(lengths=[20, 9], settings={"capacity": 20, "tokens_per_step": 20}),
+    # A rank has tokens but nothing to learn, and others have nothing; then nobody has anything to learn.
+    "unsupervised": Case(
+        lengths=[20] * 4, spans=[[(3, 9)], [], [], []], settings={"capacity": 20, "tokens_per_step": 40}
+    ),
+}
+# (ranks, capacity) -> the widest ring
+WIDEST = {(2, 28): 2, (3, 20): 3, (4, 15): 4, (4, 31): 2}
 
 
-def check_gradients(lengths: list[int], settings: LoaderSettings) -> tuple[list[list[int]], int]:
-    """Every rank's gradient is the reference's; returns each rank's numbers of micro-batches, and all bytes sent."""
-    expected = reference_gradients(lengths, settings)
-    results = run_ranks(gradient_on_rank, settings.ranks, settings)
-    for gradients, _, _ in results:
-        for found, wanted in zip(gradients, expected, strict=True):
+def ring_case(capacity: int, **changes: Any) -> Case:
+    settings = {"capacity": capacity, "max_document": 53, "tokens_per_step": 160, "cost": COST}
+    return Case(lengths=RINGS, settings=settings | changes)
+
+
+def cases_for(count: int) -> dict[str, Case]:
+    rings = {f"rings_{capacity}": ring_case(capacity) for ranks, capacity in WIDEST if ranks == count}
+    if count == 2:  # rings, documents that are whole, and ranks without any, filled up with rows of no document
+        rings["padded"] = ring_case(28, pad_to=28)
+    left_out = {1: ("empty_rank",), 3: ("empty_rank",), 4: ("empty_rank", "uneven")}.get(count, ())
+    return {name: case for name, case in CASES.items() if name not in left_out} | rings
+
+
+def settings_of(case: Case, folder: Path, count: int, mode: Mode) -> LoaderSettings:
+    if not folder.exists():
+        folder.mkdir()
+        documents = documents_of(case.lengths, vocab=CONFIG.vocab_size)
+        write_shards(folder, documents, vocab_size=CONFIG.vocab_size, shard_tokens=200, targets=case.spans)
+    return settings_for(folder, ranks=count, shuffle=False, epochs=None, mode=mode, **case.settings)
+
+
+def run_jobs(count: int, jobs: Sequence[Job]) -> list[list[Taken]]:
+    """What every rank has after every job: [job][rank]."""
+    by_rank = run_ranks(take_all, count, jobs) if count > 1 else [take_all(ALONE, jobs)]
+    return [list(each) for each in zip(*by_rank, strict=True)]
+
+
+def check_steps(taken: Sequence[Taken], expected: Reference, optim: OptimConfig) -> None:
+    for rank in taken:
+        for result, found, wanted in zip(rank.results, rank.gradients, expected.gradients, strict=True):
+            if not np.any(wanted):
+                assert not np.any(found)
+                assert not result.updated
+                continue
+            assert result.updated
             assert relative_error(found, wanted) <= 1e-9
-    return [counts for _, counts, _ in results], sum(sent for _, _, sent in results)
+            assert result.grad_norm == pytest.approx(float(np.linalg.norm(wanted)), rel=1e-12)
+            assert optim.clip is None or result.grad_norm > optim.clip
+        assert relative_error(rank.weights, expected.weights) <= 1e-9
+        assert rank.groups == 0
+    for same in zip(*(rank.gradients for rank in taken), strict=True):
+        assert len({gradient.tobytes() for gradient in same}) == 1
+    assert len({rank.own for rank in taken}) == 1
+    assert len({rank.weights.tobytes() for rank in taken}) == 1
+    assert len({tuple(result.grad_norm for result in rank.results) for rank in taken}) == 1
 
 
-@pytest.mark.parametrize("mode", ["free", "waves"])
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("case", sorted(CASES))
-def test_gradient_equals_one_process_document_by_document(tmp_path: Path, case: str, count: int, mode: str) -> None:
-    lengths, changes = CASES[case]
-    data = make_set(tmp_path, lengths, vocab=CONFIG.vocab_size)
-    settings = settings_for(data, ranks=count, shuffle=False, epochs=None, mode=mode, **changes)
-    counts, sent = check_gradients(lengths, settings)
-    assert sent == 0
-    if count > 1 and (mode == "free" or case == "empty_rank"):
-        assert len({tuple(c) for c in counts}) > 1  # the ranks do differ
-        assert (0 in [c[0] for c in counts]) == (case == "empty_rank")
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_every_mode_and_sharding_takes_the_steps_of_one_process(tmp_path: Path, count: int) -> None:
+    cases = cases_for(count)
+    shardings = SHARDINGS if count > 1 else SHARDINGS[:1]
+    names, jobs = [], []
+    for (c, name), (m, mode), (s, sharding) in product(enumerate(cases), enumerate(MODES), enumerate(shardings)):
+        names.append(name)
+        optim = list(OPTIMIZERS.values())[(c + m + s) % 2]  # both for every mode and sharding
+        settings = settings_of(cases[name], tmp_path / name, count, mode)
+        jobs.append(Job(settings=settings, sharding=sharding, optim=optim))
+    expected = {
+        (name, optim.name): reference(
+            settings_of(cases[name], tmp_path / name, count, "free"),
+            cases[name].lengths,
+            cases[name].spans,
+            optim=optim,
+        )
+        for name, optim in product(cases, OPTIMIZERS.values())
+    }
+    for name, job, taken in zip(names, jobs, run_jobs(count, jobs), strict=True):
+        check_steps(taken, expected[name, job.optim.name], job.optim)
+        check_spread(name, job.settings, taken)
 
 
-@pytest.mark.parametrize("pad_to", [7, 28])
-def test_padding_leaves_the_gradient_alone(tmp_path: Path, pad_to: int) -> None:
-    """Rings, documents that are whole, and ranks without any, in batches filled up with rows of no document."""
-    data = make_set(tmp_path, RINGS, vocab=CONFIG.vocab_size)
-    settings = settings_for(data, ranks=2, capacity=28, max_document=53, mode="waves", shuffle=False, pad_to=pad_to)
-    check_gradients(RINGS, settings)
+def check_spread(name: str, settings: LoaderSettings, taken: Sequence[Taken]) -> None:
+    """The case is what its name says, and rings sent what the plan says."""
+    first = [rank.counts[0] for rank in taken]
+    if settings.mode == "free" and len(taken) > 1 and name == "uneven":
+        assert len(set(first)) > 1
+    if name in ("empty_rank", "unsupervised"):
+        documents = {"empty_rank": 1, "unsupervised": 2}[name]
+        assert sorted(first, reverse=True) == [max(documents // len(taken), 1)] * min(documents, len(taken)) + [
+            0
+        ] * max(len(taken) - documents, 0)
+    rows, rings = rings_of(settings)
+    if name.startswith("rings"):
+        assert max(rings) == WIDEST[settings.ranks, settings.capacity]
+        assert len(rings) >= 2
+    # Forward keys and values, backward the same again and their gradients, all in float64.
+    assert sum(rank.sent for rank in taken) == rows * CONFIG.layers * 2 * CONFIG.kv_heads * CONFIG.head_dim * 8 * 3
 
 
-@pytest.mark.parametrize("mode", ["free", "waves"])
-@pytest.mark.parametrize(("count", "capacity", "widest"), [(2, 28, 2), (3, 20, 3), (4, 15, 4), (4, 31, 2)])
-def test_gradient_with_rings_equals_one_process(
-    tmp_path: Path, count: int, capacity: int, widest: int, mode: str
-) -> None:
-    data = make_set(tmp_path, RINGS, vocab=CONFIG.vocab_size)
-    cost = CostModel(linear=20, quadratic=2)
-    settings = settings_for(
-        data, ranks=count, capacity=capacity, max_document=53, tokens_per_step=160, shuffle=False, mode=mode, cost=cost
-    )
+def rings_of(settings: LoaderSettings) -> tuple[int, list[int]]:
+    """Rows that the rings of the first steps send, and the rings' sizes."""
     feed = Feed(settings)
     state, rows, rings = feed.start, 0, []
     for _ in range(STEPS):
@@ -151,15 +169,19 @@ def test_gradient_with_rings_equals_one_process(
         state, sizes = step.after, np.diff(step.plan.ring_offsets)
         rings += [size for size in sizes.tolist() if size > 1]
         rows += int(rows_sent(step.plan.lengths, sizes).sum())
-    assert max(rings) == widest
-    assert len(rings) >= 2
-    _, sent = check_gradients(RINGS, settings)
-    # Forward keys and values, backward the same again and their gradients, all in float64.
-    assert sent == rows * CONFIG.layers * 2 * CONFIG.kv_heads * CONFIG.head_dim * 8 * 3
+    return rows, rings
 
 
-def test_all_ranks_have_the_same_bits(tmp_path: Path) -> None:
-    settings = settings_for(make_set(tmp_path, [30, *[7] * 20], vocab=50), ranks=3, epochs=None)
-    results = run_ranks(gradient_on_rank, 3, settings)
-    for step in range(STEPS):
-        assert len({result[0][step].tobytes() for result in results}) == 1
+def test_float32_is_at_most_twice_as_far_off_as_one_process(tmp_path: Path) -> None:
+    """Of the first step: from then on the weights differ."""
+    jobs, limits = [], []
+    for name, mode, sharding in product(("uneven", "rings_20"), MODES, SHARDINGS):
+        case = cases_for(3)[name]
+        settings = settings_of(case, tmp_path / name, 3, mode)
+        jobs.append(Job(settings=settings, sharding=sharding, dtype="float32"))
+        exact = reference(settings, case.lengths).gradients[0]
+        limits.append(
+            (exact, 2 * relative_error(reference(settings, case.lengths, dtype="float32").gradients[0], exact))
+        )
+    for (exact, limit), taken in zip(limits, run_jobs(3, jobs), strict=True):
+        assert 0 < relative_error(taken[0].gradients[0], exact) <= limit

@@ -10,6 +10,7 @@ Shapes: T packed rows, W width, H query heads, G key and value heads, D head wid
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -63,10 +64,11 @@ def make_norm(config: ModelConfig) -> RMSNorm | LayerNorm:
 
 class Attention(nn.Module):
     """Causal attention with rotary positions and grouped key and value heads, to at most `window` keys. [T, W] -> [T,
-    W]. output_bias: whether the result has one."""
+    W]. output_bias: whether the result has one. attend: what is called for `varlen_attention`."""
 
     def __init__(self, config: ModelConfig, window: int | None, *, output_bias: bool) -> None:
         super().__init__()
+        self.attend: Callable[..., Tensor] = varlen_attention
         self.head_dim = config.head_dim
         self.window = window
         width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -79,7 +81,7 @@ class Attention(nn.Module):
     def forward(self, n: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         q, k, v = (project(n).unflatten(-1, (-1, self.head_dim)) for project in (self.query, self.key, self.value))
         q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
-        attended = varlen_attention(q, k, v, layout, window=self.window)
+        attended = self.attend(q, k, v, layout, window=self.window)
         out: Tensor = self.output(attended.flatten(1))
         return out
 

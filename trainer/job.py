@@ -1,0 +1,105 @@
+"""What one rank trains: the parts of a job, put together from its configuration. Loop and checkpoints work on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from seqmesh.loader.cost_file import cost_digest
+from seqmesh.loader.embedded import Loader
+from seqmesh.packer.cost import CostModel
+from seqmesh.trainer.checkpoints.save import Saver
+from seqmesh.trainer.config import TrainConfig
+from seqmesh.trainer.flops import Peak, Work, find_peak, make_work
+from seqmesh.trainer.host import Host
+from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.trainer.offload import Offloader
+from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.part import Saved
+from seqmesh.trainer.recompute import set_recompute
+from seqmesh.trainer.replicas import Replica, make_replica
+from seqmesh.trainer.step import EXTRA
+
+Say = Callable[[str], object]
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """say: gets the first rank's lines for people. work: what steps are counted as. step: steps done; saved: those
+    of the newest checkpoint."""
+
+    config: TrainConfig
+    ranks: Ranks
+    loader: Loader
+    say: Say
+    model: Transformer
+    replica: Replica
+    offloader: Offloader | None
+    optimizer: torch.optim.Optimizer
+    work: Work
+    peak: Peak
+    saver: Saver
+    step: int = 0
+    saved: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """Of logs and checkpoints."""
+        return Path(self.config.run)
+
+    def tensors(self) -> Saved:
+        """What a checkpoint holds, each tensor the storage that the next step changes."""
+        return self.replica.tensors(self.optimizer)
+
+    @property
+    def cost(self) -> str:
+        """Digest of what ranks are balanced by."""
+        return cost_digest(self.loader.settings.cost or CostModel())
+
+
+def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job:
+    """A job at step 0."""
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    model = Transformer(config.model, seed=config.seed).to(ranks.device, dtype)
+    set_recompute(model.blocks, config.recompute)
+    work = count_work(model)  # before the replica: it may leave a part of every parameter here
+    offloader = Offloader(model.blocks, Host.of(ranks.device)) if config.offload else None
+    replica = make_replica(model, ranks, config.loader.mode, config.sharding, extra=EXTRA)
+    optimizer = replica.make_optimizer(config.optim)
+    say = say if ranks.is_first else lambda _text: None
+    saver = Saver(
+        Path(config.run),
+        replica.tensors(optimizer),
+        ranks,
+        config=config.checkpoint,
+        timeout=config.timeout,
+        say=say,
+    )
+    return Job(
+        config=config,
+        ranks=ranks,
+        loader=loader,
+        say=say,
+        model=model,
+        replica=replica,
+        offloader=offloader,
+        optimizer=optimizer,
+        work=work,
+        peak=find_peak(ranks.device, dtype, config.peak_flops),
+        saver=saver,
+    )
+
+
+def count_work(model: Transformer) -> Work:
+    """Of the whole model, on one rank."""
+    shape = model.config
+    return make_work(
+        block_parameters=sum(p.numel() for p in model.blocks.parameters() if p.ndim > 1),
+        head_parameters=shape.vocab_size * shape.width,
+        heads=shape.heads,
+        head_dim=shape.head_dim,
+        windows=shape.layer_windows,
+    )

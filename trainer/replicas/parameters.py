@@ -1,0 +1,115 @@
+"""Every rank keeps a part of every parameter and gathers the rest to compute with it (FSDP2).
+
+Two ways. Where every rank runs every wave, parameters are gathered for each wave anew, forward and backward, and let go
+of after it; gradients are reduced in the last wave. Otherwise they are gathered once a step and kept, gradients too, so
+that ranks may differ in their number of micro-batches, and are reduced at the end: by a filler of weight zero that
+every rank runs after its own work. A rank that reduced in its own last micro-batch would wait there for ranks that
+wait for it in a ring.
+
+For the same reason all gathers of a step are started before its first micro-batch: a rank that still had to gather
+inside its first one would wait for ranks that are in a ring with a third one.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from seqmesh.packer.plan import Mode
+from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.trainer.optim.config import OptimConfig
+from seqmesh.trainer.optim.make import make_optimizer_over
+from seqmesh.trainer.optim.trained import each_by_itself, local
+from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.part import Saved
+from seqmesh.trainer.replicas.filler import run_filler
+from seqmesh.trainer.replicas.saved import spread_step, whole_tensors
+from seqmesh.trainer.replicas.totals import Totals
+
+
+class ParametersSharded:
+    """A model under FSDP2, in place. Its parameters, as the optimizer and checkpoints see them, are DTensors."""
+
+    def __init__(self, model: Transformer, ranks: Ranks, mode: Mode, *, extra: int) -> None:
+        self.runs_every_wave = mode == "waves"
+        self._model, self._ranks = model, ranks
+        self._modules = _shard(model, ranks, gather_again=self.runs_every_wave)
+        self._named = dict(model.named_parameters())  # now: FSDP shows other tensors while they are gathered
+        self._totals = Totals(ranks, extra)
+        self.extra = self._totals.extra
+        self._reduce_in_backward(self.runs_every_wave)
+
+    def make_optimizer(self, config: OptimConfig) -> torch.optim.Optimizer:
+        return make_optimizer_over(each_by_itself(self._named.values()), len(self._named), config, self._ranks.sum_)
+
+    def begin_step(self) -> None:
+        """Gathers, in order of use: all that are kept; or the first two, from which on each starts the next."""
+        for module in self._modules[:2] if self.runs_every_wave else self._modules:
+            module.unshard(async_op=True)  # nothing where it is done or under way
+
+    def before_backward(self, *, last: bool) -> None:
+        if self.runs_every_wave:
+            self._reduce_in_backward(last)
+        else:
+            self.begin_step()
+
+    def _reduce_in_backward(self, on: bool) -> None:
+        root = self._modules[0]
+        root.set_requires_gradient_sync(on)
+        root.set_is_last_backward(on)
+        if not self.runs_every_wave:
+            root.set_reshard_after_backward(on)
+
+    def reduce_(self) -> None:
+        if not self.runs_every_wave:
+            self.begin_step()
+            self._reduce_in_backward(True)
+            run_filler(self._model, self._ranks.device)
+            self._reduce_in_backward(False)
+        self._totals.reduce_(self._gradient())
+
+    def norm(self) -> float:
+        return self._totals.norm()
+
+    def scale_(self, factor: float) -> None:
+        torch._foreach_mul_(self._gradient(), factor)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+
+    def zero_(self) -> None:
+        for parameter in self._named.values():
+            parameter.grad = None
+        self._totals.zero_()
+
+    def tensors(self, optimizer: torch.optim.Optimizer) -> Saved:
+        return whole_tensors(self._named, optimizer)
+
+    def loaded(self, optimizer: torch.optim.Optimizer) -> None:
+        spread_step(optimizer)
+
+    def _gradient(self) -> list[Tensor]:
+        """This rank's part of every gradient."""
+        return [local(p.grad) for p in self._named.values() if p.grad is not None]
+
+
+def _shard(model: Transformer, ranks: Ranks, *, gather_again: bool) -> list[FSDPModule]:
+    """The modules that gather, in order of use: the model, for what is in no block, and its blocks."""
+    world = dist.group.WORLD
+    assert world is not None, "one rank has nothing to shard"
+    mesh = DeviceMesh.from_group(world, ranks.device.type)  # init_device_mesh would make a group of its own
+    for module in (*model.blocks, model):
+        # What the model gathers for itself is used last, and first again in backward: kept in either case.
+        fully_shard(module, mesh=mesh, reshard_after_forward=gather_again and module is not model)
+    order = [module for module in (model, *model.blocks) if isinstance(module, FSDPModule)]
+    for each in order:
+        each.set_gradient_divide_factor(1.0)
+        each.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
+    for each, following in itertools.pairwise(order):
+        each.set_modules_to_forward_prefetch([following])  # backward, FSDP goes back in the order it saw
+    return order
