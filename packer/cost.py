@@ -208,8 +208,8 @@ class ModelShape:
         all. Without a machine links and launches count nothing."""
         window, *others = self.window_shares
         shares = 1 + len(others)
-        pair = max(1, PAIR_UNITS // shares)
-        per_flop = pair * shares / self.flops_per_pair
+        per_flop = 1 / self.unit_flops
+        pair = round(self.flops_per_pair / shares * per_flop)
         linear = max(1, round(self.flops_per_token * per_flop))
         alike = CostModel(linear=linear, quadratic=pair, window=window, other_windows=tuple(others))
         if machine is None:
@@ -221,6 +221,12 @@ class ModelShape:
             row_near=round(self.bytes_per_row / shares / machine.near * per_second),
             row_far=round(self.bytes_per_row / shares / machine.far * per_second),
         )
+
+    @property
+    def unit_flops(self) -> float:
+        """FLOPs of one unit of `cost_model`."""
+        shares = len(self.window_shares)
+        return self.flops_per_pair / (shares * max(1, PAIR_UNITS // shares))
 
     @property
     def window_shares(self) -> list[int | None]:

@@ -21,7 +21,7 @@ from seqmesh.loader.cost_file import read_cost, read_cost_file
 from seqmesh.loader.explain import explain
 from seqmesh.loader.mapping import read_mapping
 from seqmesh.loader.settings import LoaderSettings, TokenField
-from seqmesh.packer.cost import PAIR_UNITS, CostModel
+from seqmesh.packer.cost import CostModel
 from seqmesh.packer.offload import Offload
 from seqmesh.trainer.activations import bytes_per_token
 from seqmesh.trainer.checkpoints.config import CheckpointConfig
@@ -109,18 +109,20 @@ class TrainConfig:
 
     def _unit_seconds(self, flops: float | None) -> float:
         """Seconds of one unit of `cost_model`."""
-        measured = None if self.cost is None else read_cost_file(Path(self.cost)).unit_seconds
+        file = None if self.cost is None else read_cost_file(Path(self.cost))
+        measured = None if file is None else file.unit_seconds
         if (measured is None) == (flops is None):
             known = f"{self.cost or 'no cost file'} says {'nothing' if measured is None else 'it, too'}"
             raise ValueError(f"offload.flops is {flops}: it says how long a unit of cost takes, {known}")
         if flops is None:
+            assert file is not None
             assert measured is not None
-            return measured
+            return measured * file.cost.windows.total() / self.cost_model().windows.total()
         if self.cost is not None:
             raise ValueError(
                 f"offload.flops is {flops}: {self.cost} counts in units of its own and does not say theirs"
             )
-        return self.model.shape.flops_per_pair / PAIR_UNITS / flops
+        return self.model.shape.unit_flops / flops
 
 
 _ADAPTER = TypeAdapter(TrainConfig)

@@ -193,7 +193,8 @@ def test_a_plans_unit_is_worth_the_same_in_every_term(
     pairs = sum(pairs_by_hand(length, 1, 0, window) for window in each)
     flops = 6 * weights * length + 12 * 2 * 4 * pairs
     assert shape.flops(np.array([length, 0, length])) == 2 * flops
-    unit = 12 * 2 * 4 * layers / len([*cost.windows.elements()]) / cost.quadratic  # FLOPs
+    unit = 12 * 2 * 4 * layers / cost.windows.total() / cost.quadratic  # FLOPs
+    assert shape.unit_flops == pytest.approx(unit)
     lengths, one, first = np.array([length]), np.array([1]), np.array([0])
     assert cost.attention(lengths, one, first)[0] * unit == pytest.approx(12 * 2 * 4 * pairs)
     assert int(cost.of(lengths)[0]) * unit == pytest.approx(flops, abs=length * unit)
