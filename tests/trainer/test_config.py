@@ -158,5 +158,9 @@ def test_offload_is_planned_from_what_the_model_saves_and_the_time_of_a_unit(job
     planned = measured.planned_offload()
     assert planned is not None
     assert planned.token_cost == math.ceil(seconds / fit.unit)
+    windows = [*offload[:2], "offload.bandwidth=1.0e9", f"cost={tmp_path / 'cost.json'}", "model.windows=[7, null]"]
+    finer = load_config(job, windows).planned_offload()
+    assert finer is not None
+    assert finer.token_cost == math.ceil(seconds / (fit.unit / 2))
     with pytest.raises(ValueError, match=r"cost\.json says it, too"):
         load_config(job, [*offload, f"cost={tmp_path / 'cost.json'}"])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from seqmesh.kernels.layout import Layout, Ring
@@ -71,20 +70,17 @@ def piece_positions(length: int, ranks: Ranks) -> Tensor:
     return torch.cat((torch.arange(*early), torch.arange(*late)))
 
 
-def sharded_on_meta(config: ModelConfig) -> Transformer:
-    """Sharded as FSDP2 does it, before it has any memory."""
+def sharded_on_meta(config: ModelConfig, ranks: Ranks) -> Transformer:
+    """Sharded before it has any memory."""
     with torch.device("meta"):
         model = Transformer(config, seed=0).double()
-    for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
-    model.to_empty(device="cpu")
+    make_replica(model, ranks, "waves", extra=1)
     return model
 
 
 def work(ranks: Ranks, folder: Path) -> None:
     torch.set_num_threads(1)
-    drawn = sharded_on_meta(replace(LLAMA, biases="all"))
+    drawn = sharded_on_meta(replace(LLAMA, biases="all"), ranks)
     init_weights(drawn, seed=5)
     same(drawn, Transformer(replace(LLAMA, biases="all"), seed=5))
     for sharding in SHARDINGS:
