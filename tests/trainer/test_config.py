@@ -141,6 +141,8 @@ def test_ranks_are_balanced_by_the_models_shape_or_by_a_cost_file(job: Path, tmp
     assert loader_settings(config, 2).cost == fit.cost
     save_config(config, tmp_path / "resolved.yaml")
     assert load_config(tmp_path / "resolved.yaml") == config
+    windowed = load_config(job, [f"cost={tmp_path}/cost.json", "model.layers=2", "model.windows=[7, null]"])
+    assert windowed.cost_model() == fit.cost.through([7, None])
 
 
 def test_a_cost_file_that_can_not_be_used_is_refused_at_once(job: Path, tmp_path: Path) -> None:
@@ -170,5 +172,9 @@ def test_offload_is_planned_from_what_the_model_saves_and_the_time_of_a_unit(job
     planned = measured.planned_offload()
     assert planned is not None
     assert planned.token_cost == math.ceil(seconds / fit.unit)
+    windows = [*offload[:2], "offload.bandwidth=1.0e9", f"cost={tmp_path / 'cost.json'}", "model.windows=[7, null]"]
+    finer = load_config(job, windows).planned_offload()
+    assert finer is not None
+    assert finer.token_cost == math.ceil(seconds / (fit.unit / 2))
     with pytest.raises(ValueError, match=r"cost\.json says it, too"):
         load_config(job, [*offload, f"cost={tmp_path / 'cost.json'}"])
