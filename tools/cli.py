@@ -1,5 +1,5 @@
-"""The `seqmesh` command: what a person types. Most commands are in `seqmesh.tools.commands`, by subject. Every command's
-work is a module of its own, imported when it is run, so that `seqmesh --help` answers at once."""
+"""The `seqmesh` command: what a person types. Most commands are in `seqmesh.tools.commands`, by subject. Every
+command's work is a module of its own, imported when it is run, so that `seqmesh --help` answers at once."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,6 +45,7 @@ from seqmesh.tools.shard_writer import ShardWriter
 from seqmesh.tools.tokenizers.engine import Engine
 from seqmesh.tools.tokenizers.engines import choose_engine
 from seqmesh.tools.tokenizers.file import TokenizerFile
+from seqmesh.tools.tokenizers.fingerprint import recorded
 from seqmesh.tools.units.clock import Clock
 from seqmesh.tools.units.crew import Crew, Encode, Job, workers_for
 from seqmesh.tools.units.cut import records_of, units
@@ -92,7 +94,7 @@ def _prepare(
 ) -> PrepareReport:
     out = options.out
     given = given_tokenizer(options)
-    with claimed(out, fingerprint=given.fingerprint if given else None):
+    with claimed(out, fingerprint=recorded(given.fingerprint, options.template) if given else None):
         tokenizer, position = begin(options, files, given, say)
         started = time.perf_counter()
         source = units(files, columns=options.columns, start=position.next, longest=options.longest_record)
@@ -127,12 +129,11 @@ def _prepare(
         manifest=manifest,
         engine=choice.engine.name,
         engine_reason=choice.reason,
-        source_documents=dict(tally.source_documents),
-        source_tokens=dict(tally.source_tokens),
         seconds=time.perf_counter() - started,
         resumed_tokens=resumed_tokens,
         workers=workers,
         stages=dict(ingest.stages),
+        left_out={source: dict(counts) for source, counts in tally.left_out.items()},
     )
 
 
@@ -159,10 +160,11 @@ def _writer(options: PrepareOptions, tokenizer: TokenizerFile, position: Positio
     return ShardWriter(
         options.out,
         vocab_size=tokenizer.vocab_size,
-        tokenizer=tokenizer.fingerprint,
+        tokenizer=recorded(tokenizer.fingerprint, options.template),
         eod_id=tokenizer.eod_id,
         bod_id=tokenizer.bod_id,
         shard_tokens=options.shard_tokens,
+        shuffle_seed=options.shuffle_seed,
         finished=position.finished,
     )
 
@@ -193,23 +195,30 @@ def _recorder(
     options: PrepareOptions, writer: ShardWriter, tally: Tally, refused: Refusals
 ) -> Callable[[FileEntry, Cursor, bytes], None]:
     """What to do with every finished shard: record it, once all that the record speaks of is on the disk."""
-    known = len(writer.sources)
+    known, counted = len(writer.sources), _copied(tally.left_out)
 
     def record(shard: FileEntry, next: Cursor, hashes: bytes) -> None:
-        nonlocal known
+        nonlocal known, counted
         mark = Mark(
             shard=shard,
             next=next,
-            documents_in=tally.documents_in,
-            empty=tally.empty,
-            refused=tally.refused,
-            filtered=dict(tally.filtered),
+            left_out=_since(counted, tally.left_out),
             text_bytes=tally.text_bytes,
             quarantine=refused.sync(),
             sources=writer.sources[known:],
             texts=remember(options.out, hashes) if options.dedup else "",
         )
-        known = len(writer.sources)
+        known, counted = len(writer.sources), _copied(tally.left_out)
         journal.append(options.out, mark)
 
     return record
+
+
+def _copied(left_out: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
+    return {source: counts.copy() for source, counts in left_out.items()}
+
+
+def _since(before: Mapping[str, Counter[str]], now: Mapping[str, Counter[str]]) -> dict[str, dict[str, int]]:
+    """What was added, without sources to which nothing was."""
+    grown = {source: counts - before.get(source, Counter()) for source, counts in now.items()}
+    return {source: dict(counts) for source, counts in grown.items() if counts}

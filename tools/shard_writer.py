@@ -59,7 +59,8 @@ class ShardWriter:
 
     Use it in a `with` block: leaving the block writes the rest, the lengths index and the manifest; an exception
     leaves finished shards but no manifest. `counts` goes into the manifest; fill it before the block ends (the writer
-    itself sets `documents_out` and `tokens_out`). Raises FileExistsError where the folder already holds a finished
+    itself sets `documents_out` and `tokens_out`). With `shuffle_seed` the documents of each shard are written in an
+    order drawn from the seed and the shard's number. Raises FileExistsError where the folder already holds a finished
     set, OSError naming the file when the disk refuses.
     """
 
@@ -72,6 +73,7 @@ class ShardWriter:
         eod_id: int | None,
         bod_id: int | None = None,
         shard_tokens: int = DEFAULT_SHARD_TOKENS,
+        shuffle_seed: int | None = None,
         finished: Finished | None = None,
     ) -> None:
         if shard_tokens < 1:
@@ -92,6 +94,7 @@ class ShardWriter:
         self._tokenizer = tokenizer
         self._eod_id, self._bod_id = eod_id, bod_id
         self._shard_tokens = shard_tokens
+        self._shuffle_seed = shuffle_seed
         self._sources = {name: index for index, name in enumerate(finished.sources)}
         self._shards = list(finished.shards)
         self._lengths = list(finished.lengths)  # of every document so far, for the index
@@ -178,13 +181,17 @@ class ShardWriter:
         if any(spans is not None for spans in self._targets):
             column = pa.array(self._targets, SPAN_TYPE)
             batch = batch.append_column("targets", column)
-            self._supervised.append(supervised_in(column, sizes))
+            supervised = supervised_in(column, sizes)
         else:
-            self._supervised.append(all_labels(sizes))
+            supervised = all_labels(sizes)
         if any(note is not None for note in self._metadata):
             batch = batch.append_column("metadata", pa.array(self._metadata, pa.large_string()))
+        if self._shuffle_seed is not None:
+            order = _drawn(len(sizes), self._shuffle_seed, len(self._shards))
+            batch, sizes, supervised, codes = batch.take(order), sizes[order], supervised[order], codes[order]
         self._shards.append(_write(self._folder / shard_name(len(self._shards)), batch, int(sizes.sum())))
         self._lengths.append(sizes)
+        self._supervised.append(supervised)
         self._every_code.append(codes)
         self._start_shard()
         return self._shards[-1]
@@ -297,6 +304,13 @@ def write_shards(
         lengths = [array.size for array in arrays]
         writer.add(flat, lengths=lengths, doc_ids=names, sources=sources or ["all"] * len(arrays), targets=targets)
     return writer.finish()
+
+
+def _drawn(documents: int, seed: int, shard: int) -> Int64Array:
+    """The order of a shard's documents."""
+    from seqmesh.packer.permute import permutation, shuffle_key  # compiled: only where it is wanted
+
+    return permutation(documents, shuffle_key(seed, shard))
 
 
 def _join(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

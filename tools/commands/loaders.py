@@ -1,4 +1,5 @@
-"""The commands that run loaders and look after them; the work of each is a module of its own, imported when it is run."""
+"""The commands that run loaders and look after them; the work of each is a module of its own, imported when
+it is run."""
 
 from __future__ import annotations
 

@@ -48,6 +48,12 @@ def prepare(
         typer.Option(help="tiktoken's ranks: a special token as TOKEN=ID (default: the pattern's); may be repeated."),
     ] = None,
     shard_tokens: Annotated[int, typer.Option(help="Tokens of a shard.")] = 1 << 25,
+    shuffle_seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Draws the order inside each shard, for readers that go in order; the loader shuffles globally anyway."
+        ),
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Stop after this many tokens.")] = None,
     on_error: Annotated[OnError, typer.Option(help="Bad records: stop, or skip into quarantine.jsonl.")] = "stop",
     text_column: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
@@ -85,6 +91,7 @@ def prepare(
         pattern=pattern,
         special=tuple(special or ()),
         shard_tokens=shard_tokens,
+        shuffle_seed=shuffle_seed,
         max_tokens=max_tokens,
         on_error=on_error,
         text_column=text_column,

@@ -32,6 +32,7 @@ class PrepareOptions:
     pattern: str | None = None  # of tiktoken's ranks: gpt2, cl100k, o200k, llama3 or a regular expression
     special: tuple[str, ...] = ()  # of tiktoken's ranks: special tokens as TOKEN=ID, by default those of the pattern
     shard_tokens: int = DEFAULT_SHARD_TOKENS
+    shuffle_seed: int | None = None  # the documents of each shard in an order that it draws; None: as they are read
     max_tokens: int | None = None  # end with the document that reaches this many
     on_error: OnError = "stop"
     text_column: str = "text"  # field or column that holds the text
@@ -59,6 +60,8 @@ class PrepareOptions:
             raise ValueError(f"on_error is {self.on_error!r}: must be stop or skip")
         if self.shard_tokens < 1:
             raise ValueError(f"shard_tokens is {self.shard_tokens}: must be at least 1")
+        if self.shuffle_seed is not None and not 0 <= self.shuffle_seed < 1 << 63:
+            raise ValueError(f"shuffle_seed is {self.shuffle_seed}: must be from 0 to 2^63 - 1")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens}: must be at least 1")
         if self.workers is not None and self.workers < 1:
