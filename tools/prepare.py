@@ -5,9 +5,9 @@ not matter. The input is cut into units, workers encode them, and this process t
 white space only, or one that gives no token, is empty: it is counted and left out. documents_in = documents_out +
 empty + refused + what each filter left out.
 
-Memory: this process holds twice a shard's ids, and of each worker AHEAD units (`seqmesh.tools.units.crew`) of
-UNIT_BYTES and their tokens; a worker holds one unit, its texts and tokens, or one document where that is larger. Where
-duplicates are removed, about 110 bytes a document come on top.
+Memory: this process holds twice a shard's ids (three times where their order is drawn), and of each worker AHEAD units
+(`seqmesh.tools.units.crew`) of UNIT_BYTES and their tokens; a worker holds one unit, its texts and tokens, or one
+document where that is larger. Where duplicates are removed, about 110 bytes a document come on top.
 
 A run that ends early, in whatever way, leaves its finished shards and a journal of them. The same command then goes on
 after the last of them, also in the middle of an input file, and ends with the same bytes.
