@@ -5,13 +5,13 @@ It also needs less memory for very long documents (the reference takes some 400 
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
+import orjson
 from tokenizers import Tokenizer
 
 from seqmesh.tools.tokenizers.byte_level import composes, matched_tokens, merge_ranks
@@ -78,7 +78,7 @@ def tiktoken_engine(file: TokenizerFile, *, threads: int | None = None) -> Tikto
 
     if not isinstance(file.tokenizer, Tokenizer) or file.parse_special:
         raise ValueError("it is a SentencePiece model" if not file.parse_special else "special tokens are to be parsed")
-    config = json.loads(file.data)
+    config = orjson.loads(file.data)
     composing, pattern = composes(config), pattern_of(config)
     encoding = tiktoken.Encoding(
         file.fingerprint, pat_str=pattern.fast, mergeable_ranks=merge_ranks(config), special_tokens={}
