@@ -29,7 +29,7 @@ LONG_S = ord("\u017f")
 class QuicktokEngine(Engine):
     """The library's batch call. What it may not encode alike is left to the reference, in parts as short as can be.
 
-    The library numbers tokens without gaps; `table` holds their ids, None where these are the same.
+    The library numbers tokens without gaps; `table` holds their ids, None where these have none either.
     """
 
     name = "quicktok"
@@ -91,10 +91,11 @@ def quicktok_engine(file: TokenizerFile, *, threads: int | None = None) -> Quick
     ranks = merge_ranks(config)
     table = np.sort(np.fromiter(ranks.values(), np.uint32, len(ranks)))
     dense = {token: number for number, token in enumerate(sorted(ranks, key=ranks.__getitem__))}
-    library = _library(dense, pattern.quick, composes(config))
+    gapless = int(table[-1]) - int(table[0]) == len(table) - 1
+    library = _library(dense, pattern.quick, composes(config), first=int(table[0]) if gapless else 0)
     return QuicktokEngine(
         library,
-        None if table[-1] == len(table) - 1 else table,
+        None if gapless else table,
         pattern,
         matched_tokens(config),
         TokenizersEngine(file.tokenizer),
@@ -102,8 +103,8 @@ def quicktok_engine(file: TokenizerFile, *, threads: int | None = None) -> Quick
     )
 
 
-def _library(ranks: dict[bytes, int], regex: str, composing: bool) -> Any:
-    """The library's tokenizer, without special tokens, since no text may produce one."""
+def _library(ranks: dict[bytes, int], regex: str, composing: bool, first: int) -> Any:
+    """The library's tokenizer, whose ids begin with `first`, without special tokens, since no text may produce one."""
     try:
         import quicktok
         from quicktok import _import_core as core
@@ -113,7 +114,7 @@ def _library(ranks: dict[bytes, int], regex: str, composing: bool) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         try:
             scanner = core.KNOWN_PATTERNS[regex]
-            core.write_files(folder, _NAME, ranks, {}, scanner, composing)
+            core.write_files(folder, _NAME, ranks, {}, scanner, composing, first)
             core.ensure_tables(folder, str(tables), scanner, composing)
             return quicktok.Tokenizer(_NAME, folder)  # which reads them all
         except (AttributeError, KeyError, TypeError, RuntimeError) as error:
@@ -134,8 +135,9 @@ class _Doubts:
         if text.isascii():
             return False
         codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        codes = codes[codes >= LONG_S]  # all before it are old and well known
         found = self._found[codes]
-        if found.max() == self.UNKNOWN:
+        if found.max(initial=0) == self.UNKNOWN:
             for block in set((codes[found == self.UNKNOWN] // self.BLOCK).tolist()):
                 self._look_up(range(block * self.BLOCK, (block + 1) * self.BLOCK))
             found = self._found[codes]
