@@ -46,10 +46,13 @@ class Ground:
 
     @classmethod
     def prepared(cls, scratch: Path, *, size: int, vocabulary: int) -> Ground:
-        """Write `size` bytes of this machine's Python files, and train a tokenizer on them."""
+        """Write `size` bytes of this machine's Python files, and train a tokenizer on them. Those that spell the mark
+        of documents' ends are left out: some peers take that for the mark."""
         corpus, half, tokenizer = scratch / "corpus.jsonl", scratch / "half.jsonl", scratch / "tokenizer.json"
         build_corpus(corpus, max_bytes=size)
-        data = corpus.read_bytes()
+        lines = corpus.read_bytes().splitlines(keepends=True)
+        data = b"".join(line for line in lines if END_OF_DOCUMENT.encode() not in line)
+        corpus.write_bytes(data)
         half.write_bytes(data[: data.index(b"\n", len(data) // 2) + 1])
         texts = (json.loads(line)["text"] for line in data.splitlines())
         atomic_write(tokenizer, train_tokenizer(texts, vocabulary))

@@ -20,6 +20,7 @@ from seqmesh.loader.manifest import FileEntry
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.tools import journal
 from seqmesh.tools.claim import LOCK_NAME, QUARANTINE_NAME, TOKENIZER_NAMES, clear
+from seqmesh.tools.columns import array_of
 from seqmesh.tools.ingest import Tally
 from seqmesh.tools.journal import Header, Mark, Recipe
 from seqmesh.tools.quarantine import OnError, quarantined
@@ -126,10 +127,10 @@ def _columns(path: Path) -> tuple[Int64Array, npt.NDArray[np.uint16], Int64Array
     """Lengths, source codes and supervised tokens of the documents of a shard of ours, which is one record batch."""
     batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
     ids: Any = batch.column("input_ids")
-    lengths = np.diff(ids.offsets.to_numpy())
+    lengths = np.diff(array_of(ids.offsets))
     with_spans = "targets" in batch.schema.names
     supervised = supervised_in(batch.column("targets"), lengths) if with_spans else all_labels(lengths)
-    return lengths, batch.column("source").to_numpy().copy(), supervised
+    return lengths, array_of(batch.column("source")).copy(), supervised
 
 
 def _tally(marks: Sequence[Mark]) -> Tally:

@@ -25,10 +25,10 @@ import pyarrow as pa
 
 from seqmesh.loader.chunks import SPAN_TYPE
 from seqmesh.loader.files import atomic_path, checksum
-from seqmesh.loader.gather import Int32Array
 from seqmesh.loader.manifest import LENGTHS_NAME, MANIFEST_NAME, FileEntry, Manifest, token_dtype, write_manifest
 from seqmesh.packer.lengths import Int64Array, as_lengths
-from seqmesh.tools.targets import all_labels, flat_spans, supervised_in
+from seqmesh.tools.columns import lists, numbers, strings
+from seqmesh.tools.targets import Int32Array, all_labels, flat_spans, supervised_in
 
 DEFAULT_SHARD_TOKENS = 1 << 25  # 64 or 128 MiB of ids a file; the writer holds about twice that in memory
 MAX_SOURCES = 1 << 16  # the column `source` has 16 bits
@@ -207,7 +207,7 @@ class ShardWriter:
             if self._sizes or not self._shards:  # a set without documents has one shard without rows
                 self.end_shard()
             sizes, supervised = _join(self._lengths, np.int64), _join(self._supervised, np.int64)
-            columns = [pa.array(sizes), pa.array(supervised), pa.array(_join(self._every_code, np.uint16))]
+            columns = [numbers(sizes), numbers(supervised), numbers(_join(self._every_code, np.uint16))]
             index = pa.record_batch(columns, names=["length", "supervised", "source"])
             lengths = _write(self._folder / LENGTHS_NAME, index, int(sizes.sum()))
             counts = {**self.counts, "documents_out": lengths.rows, "tokens_out": lengths.tokens}
@@ -320,12 +320,10 @@ def _join(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArra
 def _shard_batch(
     ids: IdArray, sizes: Int64Array, doc_ids: Sequence[str], codes: npt.NDArray[np.uint16]
 ) -> pa.RecordBatch:
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
-    width = pa.uint16() if ids.dtype == np.uint16 else pa.uint32()
-    columns = {
-        "input_ids": pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(ids, width)),
-        "doc_id": pa.array(doc_ids, pa.large_string()),
-        "source": pa.array(codes),
+    columns: dict[str, pa.Array[Any]] = {
+        "input_ids": lists(ids, sizes),
+        "doc_id": strings(doc_ids),
+        "source": numbers(codes),
     }
     return pa.record_batch(list(columns.values()), names=list(columns))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import xxhash
 from tokenizers import Tokenizer
 
@@ -143,7 +144,7 @@ def parse_tokenizer(
         tokenizer = Tokenizer.from_str(data.decode())
     except Exception as error:  # the library raises plain Exception
         raise ValueError(f"{name} is not a tokenizer.json that the tokenizers library reads: {error}") from error
-    model = json.loads(data)["model"]
+    model = orjson.loads(data)["model"]
     if model.get("dropout"):
         raise ValueError(
             f"{name} asks for BPE dropout ({model['dropout']}): ids would differ from run to run; remove it"
