@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from typing import Any
 import yaml
 
 from seqmesh.trainer.monitor import read_steps
+from tests.warm import Program, forked
 
 STEPS = 12
 SECONDS = 120
@@ -34,23 +33,11 @@ def write_job(folder: Path, data: Path, **changes: Any) -> Path:
 
 
 @contextmanager
-def start(job: Path, *overrides: str, before: Callable[[], None] | None = None) -> Iterator[subprocess.Popen[str]]:
+def start(job: Path, *overrides: str, before: Callable[[], None] | None = None) -> Iterator[Program]:
     """The running job; killed at the end of the block if it still runs. before: called in the new process, before the
-    command."""
-    command = [sys.executable, "-m", "seqmesh.tools.cli", "train", str(job), *overrides]
-    with subprocess.Popen(
-        command,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=before,
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+    command; must pickle."""
+    with forked(["-m", "seqmesh.tools.cli", "train", str(job), *overrides], before=before) as process:
+        yield process
 
 
 def finish(job: Path, *overrides: str) -> str:
@@ -69,7 +56,7 @@ def kill_after(job: Path, step: int, *overrides: str) -> None:
     wait_until(lambda: not any(ranks_of(job)), 10, "ranks went on without torchrun")
 
 
-def wait_for_step(process: subprocess.Popen[str], job: Path, step: int) -> None:
+def wait_for_step(process: Program, job: Path, step: int) -> None:
     """Until the log shows a step; fails if the job ends before."""
 
     def reached() -> bool:

@@ -5,7 +5,6 @@
 Every run has a deadline; when a rank fails or time is up, all are killed and the failure is shown.
 """
 
-import multiprocessing
 import os
 import time
 import traceback
@@ -17,11 +16,9 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch forgets to export it
 
 from seqmesh.trainer.parallel import join_ranks
+from tests.warm import CONTEXT
 
 SECONDS = 90.0
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "seqmesh.trainer.train"])
 
 
 def run_ranks(work: Callable[..., Any], count: int, *arguments: Any, seconds: float = SECONDS) -> list[Any]:
@@ -29,8 +26,8 @@ def run_ranks(work: Callable[..., Any], count: int, *arguments: Any, seconds: fl
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes, processes = [], []
     for rank in range(count):
-        receiver, sender = _context.Pipe(duplex=False)
-        process = _context.Process(target=_main, args=(work, rank, count, store.port, sender, arguments), daemon=True)
+        receiver, sender = CONTEXT.Pipe(duplex=False)
+        process = CONTEXT.Process(target=_main, args=(work, rank, count, store.port, sender, arguments), daemon=True)
         process.start()
         sender.close()
         pipes.append(receiver)
