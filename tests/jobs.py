@@ -1,7 +1,9 @@
-"""Whole training jobs for tests: `seqmesh train` as a person starts it, in a session of its own."""
+"""Whole training jobs for tests: `seqmesh train` in a session of its own."""
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,6 +48,12 @@ def finish(job: Path, *overrides: str) -> str:
         output, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, output
     return output
+
+
+def run_command(job: Path) -> None:
+    """The same in new interpreters, as a person starts it."""
+    command = [sys.executable, "-m", "seqmesh.tools.cli", "train", str(job)]
+    subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
 
 
 def kill_after(job: Path, step: int, *overrides: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -25,6 +26,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
+
+SECONDS = 120.0
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -56,8 +59,8 @@ class Program:
             raise subprocess.TimeoutExpired("the program", timeout or 0)
         return code
 
-    def communicate(self, timeout: float) -> tuple[str, None]:
-        """What it says until its end."""
+    def communicate(self, timeout: float = SECONDS) -> tuple[str, None]:
+        """What it says until its end, before which it is killed after so many seconds."""
         killer = threading.Timer(timeout, os.killpg, [self.pid, signal.SIGKILL])
         killer.start()
         try:
@@ -70,6 +73,9 @@ class Program:
     def terminate(self) -> None:
         self._process.terminate()
 
+    def kill(self) -> None:
+        self._process.kill()
+
 
 @contextmanager
 def forked(
@@ -78,14 +84,15 @@ def forked(
     folder: Path | None = None,
     environment: Mapping[str, str] = os.environ,
     before: Callable[[], None] | None = None,
+    errors: Path | None = None,
 ) -> Iterator[Program]:
-    """A running program, what it says in one stream; killed at the end of the block if it still runs. arguments: as of
-    `python`. before: called in the new process first; must pickle."""
+    """A running program; killed at the end of the block if it still runs. arguments: as of `python`. before: called in
+    the new process first; must pickle. errors: a file for its second stream, which otherwise goes where the first does.
+    """
     output, sink = CONTEXT.Pipe(duplex=False)
     began, begin = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(
-        target=_main, args=(list(arguments), str(folder or Path.cwd()), dict(environment), before, sink, begin)
-    )
+    call = (list(arguments), folder or Path.cwd(), dict(environment), before, errors, sink, begin)
+    process = CONTEXT.Process(target=_main, args=call)
     process.start()
     sink.close()
     begin.close()
@@ -103,9 +110,10 @@ def forked(
 
 def _main(
     arguments: list[str],
-    folder: str,
+    folder: Path,
     environment: dict[str, str],
     before: Callable[[], None] | None,
+    errors: Path | None,
     sink: Connection,
     begin: Connection,
 ) -> NoReturn:
@@ -113,7 +121,7 @@ def _main(
     begin.send(None)
     begin.close()
     os.dup2(sink.fileno(), 1)
-    os.dup2(sink.fileno(), 2)
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if errors else 1, 2)
     sink.close()
     os.chdir(folder)
     if before:
@@ -151,6 +159,9 @@ def _run(arguments: list[str]) -> None:
         sys.argv = arguments[1:]
         sys.modules.pop(arguments[1], None)
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = arguments
         sys.path.insert(0, str(Path(arguments[0]).parent))
@@ -161,7 +172,7 @@ def _say_in_proc(arguments: Sequence[str], environment: Mapping[str, str]) -> No
     """Overwrite what the kernel shows of arguments and environment; as much of both as there is room for."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     starts_and_ends = [int(field) for field in fields[45:49]]
-    newest_first = [f"{name}={value}" for name, value in reversed(environment.items())]
+    newest_first = [f"{name}={value}" for name, value in reversed([*environment.items()])]
     for (start, end), words in zip((starts_and_ends[:2], starts_and_ends[2:]), (arguments, newest_first), strict=True):
         room = end - start
         data = "".join(f"{word}\0" for word in words).encode()[: room - 1]
@@ -170,9 +181,8 @@ def _say_in_proc(arguments: Sequence[str], environment: Mapping[str, str]) -> No
 
 def _forking_ranks() -> None:
     """torchrun, where this process comes to run it, forks what it would start."""
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
-
-    subprocess_handler.Popen = _Rank  # type: ignore[misc, assignment]
+    handler = importlib.import_module("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler")
+    handler.__dict__["Popen"] = _Rank
 
 
 class _Rank:
