@@ -17,6 +17,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -106,6 +107,16 @@ def forked(
             os.killpg(program.pid, signal.SIGKILL)
         program.wait()
         program.stdout.close()
+
+
+def ran(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """A program at its end, as `subprocess.run` gives it."""
+    command = [*map(str, arguments)]
+    with tempfile.NamedTemporaryFile() as errors:
+        path = Path(errors.name)
+        with forked(command, environment=os.environ | {"COLUMNS": "200"}, errors=path) as program:
+            said, _ = program.communicate()
+            return subprocess.CompletedProcess(command, program.wait(), said, path.read_text())
 
 
 def _main(
