@@ -34,7 +34,7 @@ from seqmesh.tools.chat.template import CHATML, ChatTemplate, load_template
 from seqmesh.tools.claim import TOKENIZER_NAME, claimed
 from seqmesh.tools.documents import read_records
 from seqmesh.tools.ingest import Ingest, Tally, sample
-from seqmesh.tools.inputs import STDIN, InputFile, find_files
+from seqmesh.tools.inputs import STDIN, InputFile, find_files, without_output
 from seqmesh.tools.journal import Header, Mark, Recipe
 from seqmesh.tools.output import check_folders
 from seqmesh.tools.prepare_report import PrepareReport, Progress, progress_display
@@ -152,7 +152,8 @@ def prepare(
     command goes on from its last finished shard.
     """
     with _stdin(options, say) as stdin:
-        return _prepare(options, find_files(options.inputs, stdin=stdin), say, progress)
+        files = without_output(find_files(options.inputs, stdin=stdin), options.out, options.inputs)
+        return _prepare(options, files, say, progress)
 
 
 @contextmanager
