@@ -1,7 +1,7 @@
 """A Ray cluster of two nodes on this machine, and what `prepare` does there, told in a line of JSON.
 
-Run as `python -m tests.ray_prepare FOLDER TOKENIZER` by `tests.ray_spaces`. FOLDER holds the inputs, in `in` and `lines`, which is
-standard input.
+Run as `python -m tests.ray_prepare FOLDER TOKENIZER` by `tests.ray_spaces`. FOLDER holds the inputs: `in`, and `lines`
+for standard input.
 """
 
 import json

@@ -79,7 +79,7 @@ def find_files(inputs: Sequence[str], *, stdin: InputFile | None = None) -> tupl
 
 
 @contextmanager
-def stored(file: InputFile) -> Iterator[IO[bytes]]:
+def stored(file: InputFile) -> Iterator[Any]:
     """The file as it lies in its storage."""
     with _plain_errors(file.shown), file.filesystem.open(file.path, "rb") as stream:
         yield stream
@@ -218,6 +218,8 @@ def _files_in(filesystem: Any, folder: str, given: str) -> Iterator[InputFile]:
 
 def _input_file(filesystem: Any, path: str, *, shown: str, name: str, source: str, kind: Kind) -> InputFile:
     suffix, inner = _suffix(name), _bare(name).suffix
+    if any("\ud800" <= character <= "\udfff" for character in shown):
+        raise ValueError(f"{shown!a}: this name is not UTF-8, which documents are to be called by: rename it")
     if suffix in NOT_READ:
         raise ValueError(
             f"{shown}: files that end in {suffix} are not read; give JSONL or text, plain or as .gz or .zst, or Parquet"
