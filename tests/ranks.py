@@ -20,14 +20,16 @@ from tests.warm import CONTEXT
 
 SECONDS = 90.0
 
+_context = CONTEXT
+
 
 def run_ranks(work: Callable[..., Any], count: int, *arguments: Any, seconds: float = SECONDS) -> list[Any]:
     """Call `work(ranks, *arguments)` on each of `count` ranks; returns what they returned, which must pickle."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes, processes = [], []
     for rank in range(count):
-        receiver, sender = CONTEXT.Pipe(duplex=False)
-        process = CONTEXT.Process(target=_main, args=(work, rank, count, store.port, sender, arguments), daemon=True)
+        receiver, sender = _context.Pipe(duplex=False)
+        process = _context.Process(target=_main, args=(work, rank, count, store.port, sender, arguments), daemon=True)
         process.start()
         sender.close()
         pipes.append(receiver)

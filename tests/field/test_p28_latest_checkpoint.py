@@ -1,6 +1,8 @@
 """A mark of the latest checkpoint that points at one which is not there yet, or whose predecessor is gone already."""
 
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -9,7 +11,6 @@ from torch import nn
 
 from seqmesh.trainer.checkpoint import load_checkpoint, newest_checkpoint
 from seqmesh.trainer.optim import OptimConfig, make_optimizer
-from tests.warm import forked
 
 # Saves steps from the newest on, each file synced slowly; the weights and the loader's state both say the step.
 WORKER = """
@@ -40,7 +41,10 @@ def test_a_kill_at_any_moment_leaves_the_newest_complete_checkpoint(tmp_path: Pa
     generator = random.Random(28)
     said = 0
     for _ in range(10):
-        with forked(["-c", WORKER, str(tmp_path)]) as worker:
+        with subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        ) as worker:
+            assert worker.stdout is not None
             assert worker.stdout.readline() == "ready\n"
             time.sleep(generator.uniform(0.1, 1.2))  # about five saves
             worker.kill()
