@@ -9,6 +9,7 @@ a session of their own, their arguments and environment in /proc, exit functions
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import importlib
 import multiprocessing
@@ -31,9 +32,8 @@ from typing import Any, NoReturn, TextIO
 SECONDS = 120.0
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    ["torch", "torch.distributed", "seqmesh.trainer.train", "seqmesh.tools.cli", "seqmesh.tools.launch"]
-)
+PRELOADED = ["torch", "torch.distributed", "seqmesh.trainer.train", "seqmesh.tools.cli", "seqmesh.tools.launch"]
+CONTEXT.set_forkserver_preload(PRELOADED)
 
 
 class Program:
@@ -196,6 +196,16 @@ def _forking_ranks() -> None:
     handler.__dict__["Popen"] = _Rank
 
 
+def _let_go_of_files() -> None:
+    """Of what a forked process has from the other. Their numbers stay taken: objects that are left will close them."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2:
+            with contextlib.suppress(OSError):  # that of the listing
+                os.fstat(number)
+                os.dup2(nothing, number, inheritable=False)
+
+
 class _Rank:
     """A forked rank; what torchrun asks of its `Popen`."""
 
@@ -204,7 +214,7 @@ class _Rank:
         self.pid = os.fork()
         if self.pid == 0:
             os.setsid()
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            _let_go_of_files()
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
             _become(list(args[1:]), env)

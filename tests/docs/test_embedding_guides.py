@@ -11,12 +11,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.warm import Program, forked
+from tests.warm import CONTEXT, PRELOADED, Program, forked
 
 GUIDES = Path(__file__).parents[2] / "docs" / "embedding"
 SECONDS = 200
@@ -24,6 +25,16 @@ KILLED_AT = 12  # steps
 NEEDS = {"huggingface": ("transformers", "accelerate"), "lightning": ("lightning",)}
 PREPARE = "seqmesh prepare corpus.jsonl --out shards --tokenizer train:400"
 TWO_RANKS = ("pytorch", "huggingface")  # the others do the same; each costs three imports of everything
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries() -> None:
+    """What is forked has them, where nothing was forked before; else each run imports its own."""
+    CONTEXT.set_forkserver_preload([*PRELOADED, "transformers.trainer", "lightning.pytorch"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        ensure_running()
+    CONTEXT.set_forkserver_preload(PRELOADED)
 
 
 @pytest.fixture(scope="module")
