@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from seqmesh.tools.inputs import BUFFER_BYTES
+from seqmesh.tools.inputs import BUFFER_BYTES, stored
 from seqmesh.tools.reading.rows import ColumnError, batch_rows, row_records, wanted_columns
 from seqmesh.tools.records import Reading, Record
 
@@ -29,8 +29,8 @@ READ_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) 
 def row_groups(reading: Reading) -> list[tuple[int, int]]:
     """Of each row group: how many rows it has, and the decoded size in bytes of what is read of it."""
     try:
-        with reading.file.filesystem.open(reading.file.path, "rb") as stored:
-            file = _opened(stored)
+        with stored(reading.file) as raw:
+            file = _opened(raw)
             columns = set(wanted_columns(reading, file.schema_arrow.names))
             groups = map(file.metadata.row_group, range(file.num_row_groups))
             return [(group.num_rows, _decoded_bytes(group, columns)) for group in groups]
@@ -42,8 +42,8 @@ def row_groups(reading: Reading) -> list[tuple[int, int]]:
 
 def read_parquet(reading: Reading) -> Iterator[Record]:
     """The rows of the reading, as records."""
-    with reading.file.filesystem.open(reading.file.path, "rb") as stored:
-        rows = _Rows(reading, stored)
+    with stored(reading.file) as raw:
+        rows = _Rows(reading, raw)
         yield from rows
 
 

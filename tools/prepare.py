@@ -29,7 +29,7 @@ from seqmesh.loader.manifest import FileEntry
 from seqmesh.tools import journal
 from seqmesh.tools.claim import claimed
 from seqmesh.tools.ingest import Ingest, Tally, sample
-from seqmesh.tools.inputs import STDIN, InputFile, find_files
+from seqmesh.tools.inputs import STDIN, InputFile, find_files, without_output
 from seqmesh.tools.journal import Mark
 from seqmesh.tools.output import check_folders
 from seqmesh.tools.prepare_report import PrepareReport, Progress, progress_display
@@ -72,7 +72,8 @@ def prepare(
     command goes on from its last finished shard.
     """
     with _stdin(options, say) as stdin:
-        return _prepare(options, find_files(options.inputs, stdin=stdin), say, progress)
+        files = without_output(find_files(options.inputs, stdin=stdin), options.out, options.inputs)
+        return _prepare(options, files, say, progress)
 
 
 @contextmanager

@@ -188,7 +188,7 @@ class ShardWriter:
             batch = batch.append_column("metadata", pa.array(self._metadata, pa.large_string()))
         if self._shuffle_seed is not None:
             order = _drawn(len(sizes), self._shuffle_seed, len(self._shards))
-            batch, sizes, supervised, codes = batch.take(order), sizes[order], supervised[order], codes[order]
+            batch, sizes, supervised, codes = batch.take(numbers(order)), sizes[order], supervised[order], codes[order]
         self._shards.append(_write(self._folder / shard_name(len(self._shards)), batch, int(sizes.sum())))
         self._lengths.append(sizes)
         self._supervised.append(supervised)

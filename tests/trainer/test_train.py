@@ -11,7 +11,19 @@ from seqmesh.loader.feed import Feed
 from seqmesh.trainer.config import load_config
 from seqmesh.trainer.monitor import read_steps
 from seqmesh.trainer.train import loader_settings
-from tests.jobs import SECONDS, STEPS, VOCAB, finish, kill_after, logged, ranks_of, start, wait_for_step, write_job
+from tests.jobs import (
+    SECONDS,
+    STEPS,
+    VOCAB,
+    finish,
+    kill_after,
+    logged,
+    ranks_of,
+    run_command,
+    start,
+    wait_for_step,
+    write_job,
+)
 from tests.support import long_tail, make_set, walk
 
 
@@ -42,7 +54,7 @@ def uninterrupted(job: Path, ranks: int, rank: int) -> dict[int, str]:
 def test_a_job_killed_at_random_and_resumed_equals_the_uninterrupted_one(tmp_path: Path, data: Path) -> None:
     (tmp_path / "whole").mkdir()
     whole = write_job(tmp_path / "whole", data)
-    finish(whole)
+    run_command(whole)
     (tmp_path / "broken").mkdir()
     broken = write_job(tmp_path / "broken", data)
     generator = random.Random(7)
