@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from seqmesh.packer.lengths import LARGEST, Int64Array, total
+from seqmesh.packer.lengths import LARGEST, Int64Array
 from seqmesh.packer.pieces import pairs_before, piece_pairs, piece_rows, piece_tokens
+from seqmesh.packer.totals import total
 
 PAIR_UNITS = 64  # fixed point: a model's cost of one pair, so that the other coefficients are good to 1/64 pair
 
