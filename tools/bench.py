@@ -27,6 +27,7 @@ MODULES = {
     "loss": "seqmesh.benchmarks.loss",
     "offload": "seqmesh.benchmarks.offload",
     "train": "seqmesh.benchmarks.train",
+    "lamb": "seqmesh.benchmarks.optimizers",
     "hybrid": "seqmesh.benchmarks.hybrid",
     "curves": "seqmesh.benchmarks.curves",
     "checkpoint": "seqmesh.benchmarks.checkpoints",
