@@ -27,6 +27,7 @@ Where = Literal["local", "ray"]
 OnError = Literal["stop", "skip"]
 Overlong = Literal["error", "truncate", "split", "drop"]
 Mode = Literal["free", "waves"]
+Format = Literal["safetensors", "huggingface"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 EXTRAS = {
@@ -434,7 +435,10 @@ def train(
 @app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="RUN/step-..., or a run folder for its newest checkpoint.")],
-    out: Annotated[Path, typer.Argument(help="A new folder for model.safetensors and config.json.")],
+    out: Annotated[Path, typer.Argument(help="A new folder for the weights and config.json.")],
+    format_: Annotated[
+        Format, typer.Option("--format", help="Our names in one file, or a Llama model for transformers.")
+    ] = "safetensors",
     dtype: Annotated[
         Dtype | None, typer.Option(help="Of the parameters that are written (default: that of training).")
     ] = None,
@@ -442,7 +446,7 @@ def export(
     """Write the parameters of a checkpoint as safetensors, without the optimizer's and the loader's state."""
     from seqmesh.tools import export as command
 
-    command.run(checkpoint=checkpoint, out=out, dtype=dtype)
+    command.run(checkpoint=checkpoint, out=out, format=format_, dtype=dtype)
 
 
 @app.command()
