@@ -3,6 +3,8 @@
 import gc
 import math
 from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +13,20 @@ from torch import Tensor, nn
 
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.rotary import rotary_tables
+from seqmesh.loader.feed import Feed
 from seqmesh.packer.offload import KEPT_LAYERS, WHOLE
 from seqmesh.trainer import offload as module
 from seqmesh.trainer.activations import Activations, bytes_per_token, saved_bytes
+from seqmesh.trainer.config import load_config
 from seqmesh.trainer.host import Host, HostPool, PromptLane, buffer_size
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.offload import Offloader, offloaded
 from seqmesh.trainer.recompute import Recompute, set_recompute
+from seqmesh.trainer.train import loader_settings, train
+from tests.jobs import VOCAB, logged, write_job
 from tests.lanes import LateLane, LiveBytes, late_host
+from tests.support import long_tail, make_set, walk
 
 CONFIG = ModelConfig(vocab_size=50, width=16, layers=5, heads=4, kv_heads=2, init_std=0.2)
 MOVED_LAYERS = CONFIG.layers - KEPT_LAYERS
@@ -251,3 +258,25 @@ def test_the_pool_uses_buffers_again_after_their_last_copy() -> None:
     assert pool.nbytes == len(buffer) == 1024
     for size in (1, 511, 512, 5000, 1 << 20, (1 << 20) + 1, 10**9):
         assert size <= buffer_size(size) <= max(512, size * 9 // 8 + 512)
+
+
+def test_a_job_over_the_capacity_trains_as_one_with_room(tmp_path: Path) -> None:
+    """From the configuration to the weights: the plan offloads, the layers do."""
+    data = make_set(tmp_path / "set", long_tail(40, 60), vocab=VOCAB)
+    model = {"vocab_size": VOCAB, "width": 16, "layers": 4, "heads": 2, "kv_heads": 1}
+    losses = []
+    for name, capacity, overrides in (
+        ("room", 60, []),
+        ("offloaded", 34, ["offload={bandwidth: 1.0e12, flops: 1.0e6}", "recompute=selective"]),
+    ):
+        (tmp_path / name).mkdir()
+        loader = {"data": str(data), "tokens_per_step": 128, "capacity": capacity, "max_document": 60, "seed": 5}
+        job = write_job(tmp_path / name, data, ranks=1, steps=4, model=model, dtype="float64", loader=loader)
+        said: list[str] = []
+        assert train(load_config(job, overrides), say=said.append) == 4
+        losses.append([record["loss"] for record in logged(job).values()])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)
+    batches = walk(Feed(loader_settings(load_config(job, overrides), 1)), 0)
+    assert sum(batch.offload_ratio > 0 for _, batch in islice(batches, 12)) > 1
+    with pytest.raises(ValueError, match="max_document is 60: 1 ranks of 34 tokens hold 34; use"):
+        train(load_config(job))
