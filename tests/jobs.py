@@ -55,10 +55,10 @@ def start(job: Path, *overrides: str, before: Callable[[], None] | None = None) 
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def finish(job: Path, *overrides: str) -> str:
+def finish(job: Path, *overrides: str, seconds: float = SECONDS) -> str:
     """Run to the end; what it said."""
     with start(job, *overrides) as process:
-        output, _ = process.communicate(timeout=SECONDS)
+        output, _ = process.communicate(timeout=seconds)
     assert process.returncode == 0, output
     return output
 
