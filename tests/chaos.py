@@ -34,8 +34,7 @@ def kill_often(job: Path, kills: int, ranks: int, generator: random.Random) -> C
         if moment == "start":
             kill_starting(job, rank, generator.uniform(0, 3))
         else:
-            step = max(logged(job), default=0) + generator.randint(1, MOST_STEPS)
-            kill_rank(job, rank, step, in_save=moment == "save")
+            kill_rank(job, rank, generator.randint(1, MOST_STEPS), in_save=moment == "save")
         done[moment] += 1
         wait_until(lambda: not any(ranks_of(job)), SECONDS, "a rank went on")
     return done
