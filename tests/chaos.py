@@ -36,6 +36,7 @@ def kill_often(job: Path, kills: int, ranks: int, generator: random.Random) -> C
         else:
             kill_rank(job, rank, generator.randint(1, MOST_STEPS), in_save=moment == "save")
         done[moment] += 1
+        print(f"kill {done.total()}: rank {rank}, at {moment}, step {max(logged(job), default=0)}", flush=True)
         wait_until(lambda: not any(ranks_of(job)), SECONDS, "a rank went on")
     return done
 
