@@ -44,10 +44,10 @@ def start(job: Path, *overrides: str, before: Callable[[], None] | None = None) 
         yield process
 
 
-def finish(job: Path, *overrides: str) -> str:
+def finish(job: Path, *overrides: str, seconds: float = SECONDS) -> str:
     """Run to the end; what it said."""
     with start(job, *overrides) as process:
-        output, _ = process.communicate(timeout=SECONDS)
+        output, _ = process.communicate(timeout=seconds)
     assert process.returncode == 0, output
     return output
 
@@ -66,18 +66,24 @@ def kill_after(job: Path, step: int, *overrides: str) -> None:
     wait_until(lambda: not any(ranks_of(job)), 10, "ranks went on without torchrun")
 
 
-def kill_rank(job: Path, rank: int, step: int, *, in_save: bool = False) -> str:
-    """SIGKILL one rank once `step` is in the log, or as soon after as a checkpoint is being written; what the job said
+def kill_rank(job: Path, rank: int, steps: int, *, in_save: bool = False) -> str:
+    """SIGKILL one rank so many steps further on, or as soon after as a checkpoint is being written; what the job said
     while it ended. Fails if it ends by itself."""
+    step, before = max(logged(job), default=0) + steps, half_checkpoints(job)
     with start(job) as process:
         wait_for_step(process, job, step)
         pid = rank_pid(job, rank)
         if in_save:
-            wait_until(lambda: any((job.parent / "run").glob(".step-*")), SECONDS, "nothing was saved", every=1e-4)
+            wait_until(lambda: half_checkpoints(job) - before != set(), SECONDS, "nothing was saved", every=1e-4)
         os.kill(pid, signal.SIGKILL)
         output, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 1, output
     return output
+
+
+def half_checkpoints(job: Path) -> set[Path]:
+    """Folders of saves that have not ended."""
+    return set((job.parent / "run").glob(".step-*"))
 
 
 def wait_for_step(process: Program, job: Path, step: int) -> None:

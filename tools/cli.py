@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 
 USER_ERRORS = (ValueError, OSError, RuntimeError, NotImplementedError)
-
+Format = Literal["safetensors", "huggingface"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 EXTRAS = {
@@ -85,7 +85,10 @@ def train(
 @app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="RUN/step-..., or a run folder for its newest checkpoint.")],
-    out: Annotated[Path, typer.Argument(help="A new folder for model.safetensors and config.json.")],
+    out: Annotated[Path, typer.Argument(help="A new folder for the weights and config.json.")],
+    format_: Annotated[
+        Format, typer.Option("--format", help="Our names in one file, or a Llama model for transformers.")
+    ] = "safetensors",
     dtype: Annotated[
         Dtype | None, typer.Option(help="Of the parameters that are written (default: that of training).")
     ] = None,
@@ -93,7 +96,7 @@ def export(
     """Write the parameters of a checkpoint as safetensors, without the optimizer's and the loader's state."""
     from seqmesh.tools import export as command
 
-    command.run(checkpoint=checkpoint, out=out, dtype=dtype)
+    command.run(checkpoint=checkpoint, out=out, format=format_, dtype=dtype)
 
 
 @app.command()
