@@ -44,7 +44,10 @@ def complete(
     temporary: Path, final: Path, parts: Mapping[str, FileEntry], rest: Mapping[str, bytes], *, keep: int
 ) -> None:
     """Make a checkpoint of a folder that holds all ranks' `parts`: write the `rest` and the manifest, give it its name,
-    then delete checkpoints beyond the newest `keep`. Raises OSError naming what can not be written."""
+    then delete checkpoints beyond the newest `keep`. Raises OSError naming what can not be written, or is not there."""
+    for name, entry in parts.items():
+        if not (temporary / name).is_file() or (temporary / name).stat().st_size != entry.bytes:
+            raise OSError(f"{temporary / name} is not there: all nodes must share the run folder")
     files = {**parts, **{name: write_file(temporary / name, [data]) for name, data in rest.items()}}
     write_file(temporary / MANIFEST, [manifest_bytes(files)])
     try:

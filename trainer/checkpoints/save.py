@@ -163,7 +163,7 @@ def stage(file: RankFile, tensors: Saved, buffer: Tensor) -> None:
                 f"{list(entry.sizes)} when saving was prepared"
             )
         _room(buffer, entry).copy_(local, non_blocking=True)
-    if buffer.is_pinned():
+    if buffer.is_pinned():  # not yet run on a GPU
         torch.cuda.current_stream().synchronize()
 
 

@@ -189,6 +189,15 @@ def test_what_fails_in_the_background_is_raised_on_every_rank_and_spoils_nothing
     assert first[4:] == second[4:] == ["step-00000005"]
 
 
+def test_a_part_that_lies_elsewhere_is_missed(tmp_path: Path) -> None:
+    """Nodes that do not share the run folder: found at the first save, not when the job must resume."""
+    (tmp_path / "half").mkdir()
+    elsewhere = files.write_file(tmp_path / "rank-00001.safetensors", [b"tensors"])
+    with pytest.raises(OSError, match=r"half/rank-00001.safetensors is not there: all nodes must share"):
+        files.complete(tmp_path / "half", tmp_path / "step-00000001", {"rank-00001.safetensors": elsewhere}, {}, keep=1)
+    assert not checkpoints(tmp_path)
+
+
 def test_parts_that_do_not_make_the_whole_are_refused(tmp_path: Path) -> None:
     tensors = {"model/w": Part(local=torch.zeros(3, 2), shape=torch.Size([4, 2]), start=1)}
     with pytest.raises(ValueError, match="model/w: the ranks have 6 of its 8 elements"):
