@@ -42,7 +42,7 @@ class Size:
 
 
 QUICK = Size(width=128, layers=6, tokens=1_024, repeats=3)
-FULL = Size(width=256, layers=8, tokens=4_096, repeats=5)
+FULL = Size(width=256, layers=8, tokens=2_048, repeats=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import xxhash
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from seqmesh.benchmarks import peers_preparing
 from seqmesh.benchmarks.bare_engine import Bare, encode_bare
@@ -30,8 +29,7 @@ from seqmesh.benchmarks.peers_reading import ENVIRONMENTS, PACKAGE
 from seqmesh.benchmarks.shards import mapped_ids
 from seqmesh.loader.files import atomic_write
 from seqmesh.tools.corpus import build_corpus
-from seqmesh.tools.tokenizers.patterns import LLAMA3, steps_of
-from seqmesh.tools.tokenizers.training import END_OF_DOCUMENT
+from seqmesh.tools.tokenizers.training import END_OF_DOCUMENT, train_tokenizer
 
 Ids = npt.NDArray[Any]
 ARROW = "data-*.arrow"  # files of a saved dataset
@@ -48,13 +46,16 @@ class Ground:
 
     @classmethod
     def prepared(cls, scratch: Path, *, size: int, vocabulary: int) -> Ground:
-        """Write `size` bytes of this machine's Python files, and train a tokenizer on them."""
+        """Write `size` bytes of this machine's Python files, and train a tokenizer on them. Those that spell the mark
+        of documents' ends are left out: some peers take that for the mark."""
         corpus, half, tokenizer = scratch / "corpus.jsonl", scratch / "half.jsonl", scratch / "tokenizer.json"
         build_corpus(corpus, max_bytes=size)
-        data = corpus.read_bytes()
+        lines = corpus.read_bytes().splitlines(keepends=True)
+        data = b"".join(line for line in lines if END_OF_DOCUMENT.encode() not in line)
+        corpus.write_bytes(data)
         half.write_bytes(data[: data.index(b"\n", len(data) // 2) + 1])
         texts = (json.loads(line)["text"] for line in data.splitlines())
-        atomic_write(tokenizer, trained(texts, vocabulary))
+        atomic_write(tokenizer, train_tokenizer(texts, vocabulary))
         return cls(scratch=scratch, corpus=corpus, half=half, tokenizer=tokenizer)
 
     def repeated(self, times: int) -> Path:
@@ -76,21 +77,6 @@ class Ground:
         finally:
             for path in self.scratch.glob(f"{out.name}*"):
                 shutil.rmtree(path)
-
-
-def trained(texts: Iterator[str], vocabulary: int) -> bytes:
-    """A tokenizer.json that splits as Llama 3's, which all engines know."""
-    empty = json.loads(Tokenizer(models.BPE()).to_str())
-    tokenizer = Tokenizer.from_str(json.dumps({**empty, "pre_tokenizer": steps_of(LLAMA3.written)}))
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[END_OF_DOCUMENT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    decoder = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    return json.dumps({**json.loads(tokenizer.to_str()), "decoder": decoder}).encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,7 @@ class Manifest:
 
     token_dtype: TokenDtype
     vocab_size: int
-    tokenizer: str  # fingerprint: tokenizer bytes and every option that changes tokens, nothing else
+    tokenizer: str  # fingerprint: tokenizer bytes and every option that changes tokens, nothing else; + chat template's
     eod_id: int | None  # ends every document
     sources: tuple[str, ...]
     shards: tuple[FileEntry, ...]

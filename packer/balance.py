@@ -17,11 +17,12 @@ import numpy.typing as npt
 
 from seqmesh.packer.differencing import largest_differencing
 from seqmesh.packer.exchange import refine
-from seqmesh.packer.lengths import Int64Array, as_integer, as_lengths, total
+from seqmesh.packer.lengths import Int64Array, as_integer, as_lengths
 from seqmesh.packer.load_bound import heaviest_at_least
 from seqmesh.packer.longest_first import Limits, place
 from seqmesh.packer.placing import NO_CAPACITY, Job, improve, place_limited, sums
 from seqmesh.packer.sorting import descending
+from seqmesh.packer.totals import total
 
 NEAR_SHIFT = 18  # within 2**-18 (0.0004 %) of the bound, more refinement is lost in the error of any cost model
 DIFFERENCING_WORK = 2**17  # items × parts

@@ -21,10 +21,11 @@ from seqmesh.packer.bounds import fewest_bins
 from seqmesh.packer.concat import concat
 from seqmesh.packer.groups import by_first_piece, group, share_out
 from seqmesh.packer.in_order import first_fit, first_fit_decreasing, next_fit, order_keeping
-from seqmesh.packer.lengths import Int64Array, as_integer, as_lengths, total, total_and_largest
+from seqmesh.packer.lengths import Int64Array, as_integer, as_lengths
 from seqmesh.packer.overlong import Pieces, check_policy, fit, without_supervision
 from seqmesh.packer.permute import permutation, shuffle_key
 from seqmesh.packer.rules import Rules, make_rules
+from seqmesh.packer.totals import total, total_and_largest
 
 LOOKAHEAD = 4096  # documents
 

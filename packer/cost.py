@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any, ClassVar
 
 import numpy as np
 
-from seqmesh.packer.lengths import LARGEST, Int64Array, total
+from seqmesh.packer.lengths import LARGEST, Int64Array
 from seqmesh.packer.pieces import pairs_before, piece_pairs, piece_rows, piece_tokens
+from seqmesh.packer.totals import total
 
 PAIR_UNITS = 64  # fixed point: a model's cost of one pair, so that the other coefficients are good to 1/64 pair
 
@@ -61,6 +63,15 @@ class CostModel:
     def windows(self) -> Counter[int | None]:
         """How many of the layers that a pair counts for have each window."""
         return Counter((self.window, *self.other_windows))
+
+    def through(self, windows: Sequence[int | None]) -> CostModel:
+        """The costs of a model whose layers have these windows, in equal shares, from those of one without, in a unit
+        as many times finer. Raises ValueError for costs that know of windows already."""
+        if self.windows != {None: 1}:
+            raise ValueError(f"windows are {list(self.windows.elements())}: there must be none yet")
+        shares, (window, *others) = len(windows), windows
+        fixed, linear = self.fixed * shares, self.linear * shares
+        return replace(self, fixed=fixed, linear=linear, window=window, other_windows=tuple(others))
 
     def of(self, lengths: Int64Array) -> Int64Array:
         """Cost of each document alone on a rank, without the micro-batch's fixed cost. Raises ValueError where the
@@ -196,10 +207,10 @@ class ModelShape:
     def cost_model(self, machine: Machine | None = None) -> CostModel:
         """In units of about 1/64 of the work of one pair that all layers attend to, exactly so where one window serves
         all. Without a machine links and launches count nothing."""
-        window, *others = self._shares()
+        window, *others = self.window_shares
         shares = 1 + len(others)
-        pair = max(1, PAIR_UNITS // shares)
-        per_flop = pair * shares / self.flops_per_pair
+        per_flop = 1 / self.unit_flops
+        pair = round(self.flops_per_pair / shares * per_flop)
         linear = max(1, round(self.flops_per_token * per_flop))
         alike = CostModel(linear=linear, quadratic=pair, window=window, other_windows=tuple(others))
         if machine is None:
@@ -212,7 +223,14 @@ class ModelShape:
             row_far=round(self.bytes_per_row / shares / machine.far * per_second),
         )
 
-    def _shares(self) -> list[int | None]:
+    @property
+    def unit_flops(self) -> float:
+        """FLOPs of one unit of `cost_model`."""
+        shares = len(self.window_shares)
+        return self.flops_per_pair / (shares * max(1, PAIR_UNITS // shares))
+
+    @property
+    def window_shares(self) -> list[int | None]:
         """The windows of the fewest layers that stand for all in their proportion, the shortest first."""
         counts = self.layers_by_window
         alike = math.gcd(*counts.values())

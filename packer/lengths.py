@@ -1,4 +1,7 @@
-"""Document lengths: any integer array in, a checked int64 array out. The one place where bad lengths are refused."""
+"""Document lengths: any integer array in, a checked int64 array out. The one place where bad lengths are refused.
+
+Nothing here is compiled, so that what only checks lengths does without the compiler.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from seqmesh.packer.jit import jit
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -46,28 +47,3 @@ def as_integer(name: str, value: Any, low: int, high: int = LARGEST) -> int:
     if wrong_type or not low <= value <= high:
         raise ValueError(f"{name} is {value!r}: must be an integer from {low} to {high}")
     return int(value)
-
-
-def total(values: Int64Array, name: str) -> int:
-    """The exact sum of non-negative int64 values. Raises ValueError where 62 bits do not hold it.
-
-    Two bits are kept free so that the sums of any two such totals are exact too.
-    """
-    return total_and_largest(values, name)[0]
-
-
-def total_and_largest(values: Int64Array, name: str) -> tuple[int, int]:
-    """The sum, as `total` gives it, and the largest value, 0 for none; the values are read once."""
-    wrapped, largest = _wrapped_sum_and_largest(values)
-    if largest * len(values) > LARGEST and float(values.sum(dtype=np.float64)) > LARGEST:
-        raise ValueError(f"the sum of {name} is over 2**62: use a coarser unit")
-    return wrapped, largest
-
-
-@jit
-def _wrapped_sum_and_largest(values: Int64Array) -> tuple[int, int]:
-    wrapped, largest = 0, 0
-    for value in values:
-        wrapped += value
-        largest = max(largest, value)
-    return wrapped, largest

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqmesh.packer.lengths import LARGEST, Int64Array, as_integer, as_lengths, total
+from seqmesh.packer.lengths import LARGEST, Int64Array, as_integer, as_lengths
+from seqmesh.packer.totals import total
 
 NO_LIMIT = LARGEST
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 # Files of few tests that take long, by how their paths begin; these go first.
-LONG = ("docs/", "trainer/", "loader/fleet/", "field/test_p2", "benchmarks/")
+LONG = ("docs/", "trainer/", "loader/fleet/", "tools/units/test_ray", "field/test_p2", "benchmarks/")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No test finds what another run, or a user, keeps in the cache.

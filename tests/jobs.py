@@ -1,4 +1,4 @@
-"""Whole training jobs for tests: `seqmesh train` as a person starts it, in a session of its own."""
+"""Whole training jobs for tests: `seqmesh train` in a session of its own."""
 
 import os
 import signal
@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from seqmesh.trainer.monitor import read_steps
+from tests.warm import Program, forked
 
 STEPS = 12
 SECONDS = 120
@@ -36,23 +37,11 @@ def write_job(folder: Path, data: Path, **changes: Any) -> Path:
 
 
 @contextmanager
-def start(job: Path, *overrides: str, before: Callable[[], None] | None = None) -> Iterator[subprocess.Popen[str]]:
+def start(job: Path, *overrides: str, before: Callable[[], None] | None = None) -> Iterator[Program]:
     """The running job; killed at the end of the block if it still runs. overrides: of settings, and options. before:
-    called in the new process, before the command."""
-    command = [sys.executable, "-m", "seqmesh.tools.cli", "train", str(job), *overrides]
-    with subprocess.Popen(
-        command,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=before,
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+    called in the new process, before the command; must pickle."""
+    with forked(["-m", "seqmesh.tools.cli", "train", str(job), *overrides], before=before) as process:
+        yield process
 
 
 def finish(job: Path, *overrides: str, seconds: float = SECONDS) -> str:
@@ -61,6 +50,12 @@ def finish(job: Path, *overrides: str, seconds: float = SECONDS) -> str:
         output, _ = process.communicate(timeout=seconds)
     assert process.returncode == 0, output
     return output
+
+
+def run_command(job: Path) -> None:
+    """The same in new interpreters, as a person starts it."""
+    command = [sys.executable, "-m", "seqmesh.tools.cli", "train", str(job)]
+    subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
 
 
 def kill_after(job: Path, step: int, *overrides: str) -> None:
@@ -91,7 +86,7 @@ def half_checkpoints(job: Path) -> set[Path]:
     return set((job.parent / "run").glob(".step-*"))
 
 
-def wait_for_step(process: subprocess.Popen[str], job: Path, step: int) -> None:
+def wait_for_step(process: Program, job: Path, step: int) -> None:
     """Until the log shows a step; fails if the job ends before."""
 
     def reached() -> bool:

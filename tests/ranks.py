@@ -5,7 +5,6 @@
 Every run has a deadline; when a rank fails or time is up, all are killed and the failure is shown.
 """
 
-import multiprocessing
 import os
 import time
 import traceback
@@ -17,11 +16,11 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch forgets to export it
 
 from seqmesh.trainer.parallel import join_ranks
+from tests.warm import CONTEXT
 
 SECONDS = 90.0
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "seqmesh.trainer.train"])
+_context = CONTEXT
 
 
 def run_ranks(work: Callable[..., Any], count: int, *arguments: Any, seconds: float = SECONDS) -> list[Any]:

@@ -1,6 +1,7 @@
 """A Ray cluster of two nodes on this machine, and what `prepare` does there, told in a line of JSON.
 
-Run as `python -m tests.ray_prepare FOLDER TOKENIZER` by `tests.ray_spaces`. FOLDER holds the inputs, in `in`.
+Run as `python -m tests.ray_prepare FOLDER TOKENIZER` by `tests.ray_spaces`. FOLDER holds the inputs: `in`, and `lines`
+for standard input.
 """
 
 import json
@@ -51,8 +52,16 @@ def _is_worker(path: Path) -> bool:
 
 
 def with_faults(options: PrepareOptions, cluster: Any, second: Any) -> dict[str, Any]:
-    """A run on whose way a worker is killed, and then a node with two of three workers is removed."""
-    updates = 0
+    """A run on whose way a worker is killed, and then a node with two of three workers is removed. Some of its lines
+    are standard input, which is here alone."""
+    updates = travelled = 0
+    travelling = ray_crew.travelling
+
+    def counted(unit: Unit) -> Unit:
+        nonlocal travelled
+        sent = travelling(unit)
+        travelled += sum(reading.data is not None for reading in sent.readings if reading.file.name == "stdin")
+        return sent
 
     def hurt(_: Progress) -> None:
         nonlocal updates
@@ -63,8 +72,10 @@ def with_faults(options: PrepareOptions, cluster: Any, second: Any) -> dict[str,
         if updates == 60:
             cluster.remove_node(second)
 
-    prepare(options, progress=hurt)
-    return {"updates": updates}
+    ray_crew.travelling = counted
+    with (options.out.parent / "lines").open() as sys.stdin:
+        prepare(options, progress=hurt)
+    return {"updates": updates, "travelled": travelled}
 
 
 def said_by(call: Callable[[], object]) -> str:
@@ -135,7 +146,7 @@ def main(folder: Path, tokenizer: Path) -> None:
     cluster.add_node(num_cpus=1, include_dashboard=False, object_store_memory=MEMORY)
     second = cluster.add_node(num_cpus=2, object_store_memory=MEMORY)
     options = PrepareOptions(
-        inputs=(str(folder / "in"),),
+        inputs=(str(folder / "in"), "-"),
         out=folder / "out",
         tokenizer=str(tokenizer),
         engine="tokenizers",

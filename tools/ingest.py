@@ -18,7 +18,7 @@ from seqmesh.tools.shard_writer import ShardWriter
 from seqmesh.tools.tokenizers.file import TokenizerFile
 from seqmesh.tools.units.cut import Unit
 from seqmesh.tools.units.encoder import Encoded
-from seqmesh.tools.units.filters import DUPLICATE, EMPTY, FATES, FILTERED, HASH_BYTES, KEPT, REFUSED
+from seqmesh.tools.units.filters import DUPLICATE, FATES, FILTERED, HASH_BYTES, KEPT, REFUSED
 from seqmesh.tools.units.seen import Seen
 
 SAMPLE_CHARACTERS = 1 << 18  # of text, on which an engine is proved
@@ -26,48 +26,47 @@ SAMPLE_CHARACTERS = 1 << 18  # of text, on which an engine is proved
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Running counts of a run. documents_in = documents_out + empty + refused + those that each filter left out."""
+    """Running counts of a run. documents_in = documents_out + empty + refused + those that each filter left out.
+
+    The source of a record that is refused is its file's: what it says of itself is not known.
+    """
 
     documents_out: int = 0
-    empty: int = 0
-    refused: int = 0
-    filtered: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
     text_bytes: int = 0  # UTF-8 bytes of the documents that were kept
-    source_documents: Counter[str] = field(default_factory=Counter)
-    source_tokens: Counter[str] = field(default_factory=Counter)
+    left_out: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # of each source, by fate
+    _fates: Counter[str] = field(default_factory=Counter)  # of all sources
 
     @property
     def documents_in(self) -> int:
-        return self.documents_out + self.empty + self.refused + self.filtered.total()
+        return self.documents_out + self._fates.total()
 
-    def leave_out(self, fates: npt.NDArray[np.uint8]) -> None:
+    def leave_out(self, fates: npt.NDArray[np.uint8], sources: Sequence[str]) -> None:
         """Count records that do not go into the set; others may be among them."""
-        counts = np.bincount(fates, minlength=len(FATES)).tolist()
-        self.empty += counts[EMPTY]
-        self.refused += counts[REFUSED]
-        self.filtered.update({name: counts[FATES.index(name)] for name in FILTERED if counts[FATES.index(name)]})
+        gone = np.flatnonzero(fates != KEPT)
+        found = Counter(zip(map(sources.__getitem__, gone.tolist()), fates[gone].tolist(), strict=True))
+        for (source, fate), count in found.items():
+            self.add_left_out(source, FATES[fate], count)
 
-    def keep(self, lengths: Int64Array, sizes: Int64Array, sources: Sequence[str]) -> None:
+    def add_left_out(self, source: str, fate: str, count: int) -> None:
+        """Count records of one source and fate."""
+        self.left_out[source][fate] += count
+        self._fates[fate] += count
+
+    def keep(self, lengths: Int64Array, sizes: Int64Array) -> None:
         """Count documents that go into the set."""
         self.documents_out += len(lengths)
         self.tokens += int(lengths.sum())
         self.text_bytes += int(sizes.sum())
-        names = {name: code for code, name in enumerate(dict.fromkeys(sources))}
-        codes = np.fromiter(map(names.__getitem__, sources), np.int64, len(sources))
-        tokens = np.zeros(len(names), np.int64)
-        np.add.at(tokens, codes, lengths)
-        self.source_documents.update(sources)
-        self.source_tokens.update(dict(zip(names, tokens.tolist(), strict=True)))
 
     def counts(self) -> dict[str, int]:
         """What the manifest records: of the filters, those that left something out."""
         return {
             "documents_in": self.documents_in,
             "documents_out": self.documents_out,
-            "empty": self.empty,
-            "refused": self.refused,
-            **self.filtered,
+            "empty": self._fates["empty"],
+            "refused": self._fates["refused"],
+            **{name: count for name in FILTERED if (count := self._fates[name])},
             "text_bytes": self.text_bytes,
             "tokens_out": self.tokens,
         }
@@ -115,10 +114,10 @@ class Ingest:
         ):
             if number:
                 self._end_shard(_cursor(encoded, first))
-            self.tally.leave_out(encoded.fates[first:stop])
+            self.tally.leave_out(encoded.fates[first:stop], encoded.sources[first:stop])
             for record in itertools.islice(bad, int((encoded.fates[first:stop] == REFUSED).sum())):
                 self.refuse(record)
-            self._keep(encoded, one, other)
+            self._keep(encoded, kept, one, other)
         for stage, seconds in {**encoded.stages, "writing": time.perf_counter() - started}.items():
             self.stages[stage] += seconds
         return last is not None
@@ -148,22 +147,22 @@ class Ingest:
         self._hashes.clear()
         self.on_shard(self.writer.end_shard(), next, hashes)
 
-    def _keep(self, encoded: Encoded, first: int, stop: int) -> None:
-        """Write and count documents from `first` to `stop` of those that stay."""
+    def _keep(self, encoded: Encoded, kept: Int64Array, first: int, stop: int) -> None:
+        """Write and count documents from `first` to `stop` of those that stay, which are the records `kept`."""
         if encoded.reserved and first <= encoded.reserved[0] < stop:
             raise self._reserved(encoded, *encoded.reserved)
         begin, end = (int(encoded.lengths[:number].sum()) for number in (first, stop))
         names = [name or "" for name in encoded.doc_ids[first:stop]]
-        lengths, sources = encoded.lengths[first:stop], encoded.sources[first:stop]
+        lengths = encoded.lengths[first:stop]
         self.writer.add(
             encoded.ids[begin:end],
             lengths=lengths,
             doc_ids=names,
-            sources=sources,
+            sources=[encoded.sources[i] for i in kept[first:stop].tolist()],
             targets=encoded.targets[first:stop],
             metadata=encoded.metadata[first:stop],
         )
-        self.tally.keep(lengths, encoded.sizes[first:stop], sources)
+        self.tally.keep(lengths, encoded.sizes[first:stop])
         self._hashes.append(encoded.hashes[first * HASH_BYTES : stop * HASH_BYTES])
 
     def _reserved(self, encoded: Encoded, number: int, id: int) -> ValueError:
@@ -224,7 +223,6 @@ def _without(encoded: Encoded, duplicate: npt.NDArray[np.bool_]) -> Encoded:
         lengths=encoded.lengths[stay],
         sizes=encoded.sizes[stay],
         doc_ids=[encoded.doc_ids[i] for i in stay.tolist()],
-        sources=[encoded.sources[i] for i in stay.tolist()],
         metadata=[encoded.metadata[i] for i in stay.tolist()],
         targets=[encoded.targets[i] for i in stay.tolist()],
         hashes=b"".join(hashes[i * HASH_BYTES : (i + 1) * HASH_BYTES] for i in stay.tolist()),

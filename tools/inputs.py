@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
 from urllib.parse import urlsplit
 
@@ -75,18 +75,38 @@ def find_files(inputs: Sequence[str], *, stdin: InputFile | None = None) -> tupl
         raise ValueError("- is given more than once: standard input can be read once")
     if STDIN in inputs and stdin is None:
         raise ValueError("- is standard input, which is not read here: give files, folders, patterns or URLs")
-    return tuple(file for given in inputs for file in ([stdin] if given == STDIN and stdin else _files_of(given)))
+    return tuple(file for given in inputs for file in ([stdin] if given == STDIN and stdin else _found(given)))
+
+
+@contextmanager
+def stored(file: InputFile) -> Iterator[Any]:
+    """The file as it lies in its storage."""
+    with _plain_errors(file.shown), file.filesystem.open(file.path, "rb") as stream:
+        yield stream
+
+
+@contextmanager
+def _plain_errors(shown: str) -> Iterator[None]:
+    """Storages' libraries raise classes of their own where a link breaks or a key is missing: here they are OSError."""
+    try:
+        yield
+    except (OSError, ValueError, EOFError, ImportError, pa.ArrowException):
+        raise
+    except Exception as error:
+        if type(error).__module__ == "builtins":
+            raise
+        raise OSError(f"{shown}: {error}") from error
 
 
 @contextmanager
 def opened(file: InputFile) -> Iterator[tuple[io.BufferedReader, IO[bytes]]]:
     """The decompressed stream and, for progress, the stored one below it."""
-    with file.filesystem.open(file.path, "rb") as stored:
+    with stored(file) as raw:
         if _suffix(file.name) == ".zst":  # fsspec needs another package for it, pyarrow has it built in
-            plain: Any = pa.CompressedInputStream(stored, "zstd")
+            plain: Any = pa.CompressedInputStream(raw, "zstd")
         else:
-            plain = compr[infer_compression(file.name)](stored, mode="rb")
-        yield io.BufferedReader(plain, BUFFER_BYTES), stored
+            plain = compr[infer_compression(file.name)](raw, mode="rb")
+        yield io.BufferedReader(plain, BUFFER_BYTES), raw
 
 
 def is_compressed(file: InputFile) -> bool:
@@ -96,6 +116,23 @@ def is_compressed(file: InputFile) -> bool:
 
 def _suffix(name: str) -> str:
     return PurePosixPath(name).suffix.lower()
+
+
+def without_output(files: Sequence[InputFile], out: Path, inputs: Sequence[str]) -> tuple[InputFile, ...]:
+    """The files without those that an input holds because the output is inside it: an earlier run wrote them."""
+    inside = f"{out.resolve()}{os.sep}"
+    return tuple(
+        file
+        for file in files
+        if file.shown in inputs
+        or not isinstance(file.filesystem, LocalFileSystem)
+        or not os.path.realpath(file.path).startswith(inside)
+    )
+
+
+def _found(given: str) -> list[InputFile]:
+    with _plain_errors(given):
+        return list(_files_of(given))
 
 
 def _files_of(given: str) -> Iterator[InputFile]:
@@ -173,13 +210,16 @@ def _files_in(filesystem: Any, folder: str, given: str) -> Iterator[InputFile]:
     if not names:
         raise ValueError(f"the folder {given} holds no files to read")
     for name in names:
-        yield _input_file(
-            filesystem, f"{folder}/{name}", shown=f"{given}/{name}", name=name, source=source, kind=_kind(name)
-        )
+        path, shown = f"{folder}/{name}", f"{given}/{name}"
+        if isinstance(filesystem, LocalFileSystem) and os.path.isdir(path):
+            raise ValueError(f"{shown} is a link to a folder, which is not followed: give it as an input of its own")
+        yield _input_file(filesystem, path, shown=shown, name=name, source=source, kind=_kind(name))
 
 
 def _input_file(filesystem: Any, path: str, *, shown: str, name: str, source: str, kind: Kind) -> InputFile:
     suffix, inner = _suffix(name), _bare(name).suffix
+    if any("\ud800" <= character <= "\udfff" for character in shown):
+        raise ValueError(f"{shown!a}: this name is not UTF-8, which documents are to be called by: rename it")
     if suffix in NOT_READ:
         raise ValueError(
             f"{shown}: files that end in {suffix} are not read; give JSONL or text, plain or as .gz or .zst, or Parquet"

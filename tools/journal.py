@@ -25,7 +25,7 @@ from seqmesh.tools.inputs import InputFile
 from seqmesh.tools.records import Cursor
 
 JOURNAL_NAME = "progress.jsonl"
-JOURNAL_FORMAT = 2
+JOURNAL_FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,9 @@ class Recipe:
     tokenizer: str  # checksum of the file, or train:SIZE
     eod_token: str | None
     shard_tokens: int
+    shuffle_seed: int | None
     max_tokens: int | None
+    longest_record: int
     text_column: str
     min_tokens: int | None
     max_document_tokens: int | None
@@ -77,15 +79,12 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A finished shard. The counts cover the whole run up to `next`; tokens and documents are in the shards."""
+    """A finished shard. What is kept, its tokens and its documents, is in the shards themselves."""
 
     shard: FileEntry
     next: Cursor  # where the first document of the next shard begins
-    documents_in: int
-    empty: int
-    refused: int
-    filtered: dict[str, int]  # how many documents each filter left out
-    text_bytes: int
+    left_out: dict[str, dict[str, int]]  # since the mark before: of each source, records by what became of them
+    text_bytes: int  # of the whole run up to `next`
     quarantine: int  # bytes of the quarantine file
     sources: tuple[str, ...]  # named for the first time in this shard
     texts: str  # checksum of its texts' hashes, empty where duplicates stay

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from seqmesh.tools.inputs import BUFFER_BYTES
+from seqmesh.tools.inputs import BUFFER_BYTES, stored
 from seqmesh.tools.reading.rows import ColumnError, batch_rows, row_records, wanted_columns
 from seqmesh.tools.records import Reading, Record
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 READ_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, OverflowError)  # of damaged files, and of servers
 
@@ -27,8 +29,8 @@ READ_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) 
 def row_groups(reading: Reading) -> list[tuple[int, int]]:
     """Of each row group: how many rows it has, and the decoded size in bytes of what is read of it."""
     try:
-        with reading.file.filesystem.open(reading.file.path, "rb") as stored:
-            file = pq.ParquetFile(stored, buffer_size=BUFFER_BYTES)
+        with stored(reading.file) as raw:
+            file = _opened(raw)
             columns = set(wanted_columns(reading, file.schema_arrow.names))
             groups = map(file.metadata.row_group, range(file.num_row_groups))
             return [(group.num_rows, _decoded_bytes(group, columns)) for group in groups]
@@ -40,8 +42,8 @@ def row_groups(reading: Reading) -> list[tuple[int, int]]:
 
 def read_parquet(reading: Reading) -> Iterator[Record]:
     """The rows of the reading, as records."""
-    with reading.file.filesystem.open(reading.file.path, "rb") as stored:
-        rows = _Rows(reading, stored)
+    with stored(reading.file) as raw:
+        rows = _Rows(reading, raw)
         yield from rows
 
 
@@ -63,7 +65,7 @@ class _Rows:
             raise _unreadable(self._reading, self._row, error) from error
 
     def _records(self) -> Iterator[Record]:
-        file = pq.ParquetFile(self._stored, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
+        file = _opened(self._stored, page_checksum_verification=True)
         columns = wanted_columns(self._reading, file.schema_arrow.names)
         first = 0  # row of the file with which the row group begins
         counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
@@ -102,6 +104,13 @@ class _Rows:
 def _unreadable(reading: Reading, row: int, error: Exception) -> ValueError:
     what = "cut short, damaged, or no Parquet file"
     return ValueError(f"cannot read {reading.file.shown} at row {row}: {what}: {error}")
+
+
+def _opened(stored: Any, **options: Any) -> pq.ParquetFile:
+    # Imported here: with it come clients of object stores, which nobody needs who reads other files.
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(stored, buffer_size=BUFFER_BYTES, **options)
 
 
 def _decoded_bytes(group: pq.RowGroupMetaData, columns: set[str]) -> int:

@@ -34,14 +34,12 @@ class PrepareReport:
 
     `resumed_tokens` is how many of the set's tokens an interrupted run had made, in which time is not known. stages:
     seconds of processes spent on each, which are more than `seconds` where several work. left_out: of each source, the
-    numbers of records that did not go into the set, by what became of them; empty where that is not known.
+    numbers of records that did not go into the set, by what became of them.
     """
 
     manifest: Manifest
     engine: str
     engine_reason: str
-    source_documents: dict[str, int]
-    source_tokens: dict[str, int]
     seconds: float
     resumed_tokens: int = 0
     workers: int = 1

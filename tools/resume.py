@@ -1,12 +1,11 @@
 """Picking up an unfinished `prepare`: which of its shards are whole, and what a run has to know to go on after them.
 
 A shard is trusted once its size and checksum are what the journal says. The first that is not, and all after it, are
-made again. Everything else follows: counts from the last mark, lengths and sources from the shards themselves.
+made again. Everything else follows: counts from the marks, lengths and sources from the shards themselves.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from seqmesh.loader.manifest import FileEntry
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.tools import journal
 from seqmesh.tools.claim import LOCK_NAME, QUARANTINE_NAME, TOKENIZER_NAMES, clear
+from seqmesh.tools.columns import array_of
 from seqmesh.tools.ingest import Tally
 from seqmesh.tools.journal import Header, Mark, Recipe
 from seqmesh.tools.quarantine import OnError, quarantined
@@ -77,7 +77,6 @@ def position_of(out: Path, marks: Sequence[Mark], say: Callable[[str], None]) ->
     if hashes:
         restart(out, hashes[: len(whole)])
     columns = [_columns(out / mark.shard.file) for mark in whole]
-    sources = tuple(name for mark in whole for name in mark.sources)
     last = whole[-1]
     return Position(
         marks=tuple(whole),
@@ -86,9 +85,9 @@ def position_of(out: Path, marks: Sequence[Mark], say: Callable[[str], None]) ->
             lengths=tuple(lengths for lengths, _, _ in columns),
             codes=tuple(codes for _, codes, _ in columns),
             supervised=tuple(supervised for _, _, supervised in columns),
-            sources=sources,
+            sources=tuple(name for mark in whole for name in mark.sources),
         ),
-        tally=_tally(last, [(lengths, codes) for lengths, codes, _ in columns], sources),
+        tally=_tally(whole),
         next=last.next,
         quarantine=last.quarantine,
         hashes=b"".join(hashes[: len(whole)]),
@@ -98,8 +97,9 @@ def position_of(out: Path, marks: Sequence[Mark], say: Callable[[str], None]) ->
 def _refusals(old: Recipe, new: Recipe, marks: Sequence[Mark], on_error: OnError) -> list[str]:
     differing = journal.differences(old, new)
     # How to meet bad records may change as long as none has been met.
-    if on_error == "stop" and marks and marks[-1].refused:
-        differing.append(f"on_error was skip, which put {marks[-1].refused} bad records into quarantine, now stop")
+    refused = sum(counts.get("refused", 0) for mark in marks for counts in mark.left_out.values())
+    if on_error == "stop" and refused:
+        differing.append(f"on_error was skip, which put {refused} bad records into quarantine, now stop")
     return differing
 
 
@@ -127,24 +127,20 @@ def _columns(path: Path) -> tuple[Int64Array, npt.NDArray[np.uint16], Int64Array
     """Lengths, source codes and supervised tokens of the documents of a shard of ours, which is one record batch."""
     batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
     ids: Any = batch.column("input_ids")
-    lengths = np.diff(ids.offsets.to_numpy())
+    lengths = np.diff(array_of(ids.offsets))
     with_spans = "targets" in batch.schema.names
     supervised = supervised_in(batch.column("targets"), lengths) if with_spans else all_labels(lengths)
-    return lengths, batch.column("source").to_numpy().copy(), supervised
+    return lengths, array_of(batch.column("source")).copy(), supervised
 
 
-def _tally(last: Mark, columns: Sequence[tuple[Int64Array, npt.NDArray[np.uint16]]], sources: Sequence[str]) -> Tally:
-    documents, tokens = np.zeros(len(sources), np.int64), np.zeros(len(sources), np.int64)
-    for lengths, codes in columns:
-        documents += np.bincount(codes, minlength=len(sources))
-        np.add.at(tokens, codes, lengths)
-    return Tally(
-        documents_out=int(documents.sum()),
-        empty=last.empty,
-        refused=last.refused,
-        filtered=Counter(last.filtered),
-        tokens=int(tokens.sum()),
-        text_bytes=last.text_bytes,
-        source_documents=Counter(dict(zip(sources, documents.tolist(), strict=True))),
-        source_tokens=Counter(dict(zip(sources, tokens.tolist(), strict=True))),
+def _tally(marks: Sequence[Mark]) -> Tally:
+    tally = Tally(
+        documents_out=sum(mark.shard.rows for mark in marks),
+        tokens=sum(mark.shard.tokens for mark in marks),
+        text_bytes=marks[-1].text_bytes,
     )
+    for mark in marks:
+        for source, counts in mark.left_out.items():
+            for fate, count in counts.items():
+                tally.add_left_out(source, fate, count)
+    return tally

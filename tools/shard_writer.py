@@ -25,10 +25,10 @@ import pyarrow as pa
 
 from seqmesh.loader.chunks import SPAN_TYPE
 from seqmesh.loader.files import atomic_path, checksum
-from seqmesh.loader.gather import Int32Array
 from seqmesh.loader.manifest import LENGTHS_NAME, MANIFEST_NAME, FileEntry, Manifest, token_dtype, write_manifest
 from seqmesh.packer.lengths import Int64Array, as_lengths
-from seqmesh.tools.targets import all_labels, flat_spans, supervised_in
+from seqmesh.tools.columns import lists, numbers, strings
+from seqmesh.tools.targets import Int32Array, all_labels, flat_spans, supervised_in
 
 DEFAULT_SHARD_TOKENS = 1 << 25  # 64 or 128 MiB of ids a file; the writer holds about twice that in memory
 MAX_SOURCES = 1 << 16  # the column `source` has 16 bits
@@ -59,7 +59,8 @@ class ShardWriter:
 
     Use it in a `with` block: leaving the block writes the rest, the lengths index and the manifest; an exception
     leaves finished shards but no manifest. `counts` goes into the manifest; fill it before the block ends (the writer
-    itself sets `documents_out` and `tokens_out`). Raises FileExistsError where the folder already holds a finished
+    itself sets `documents_out` and `tokens_out`). With `shuffle_seed` the documents of each shard are written in an
+    order drawn from the seed and the shard's number. Raises FileExistsError where the folder already holds a finished
     set, OSError naming the file when the disk refuses.
     """
 
@@ -72,6 +73,7 @@ class ShardWriter:
         eod_id: int | None,
         bod_id: int | None = None,
         shard_tokens: int = DEFAULT_SHARD_TOKENS,
+        shuffle_seed: int | None = None,
         finished: Finished | None = None,
     ) -> None:
         if shard_tokens < 1:
@@ -92,6 +94,7 @@ class ShardWriter:
         self._tokenizer = tokenizer
         self._eod_id, self._bod_id = eod_id, bod_id
         self._shard_tokens = shard_tokens
+        self._shuffle_seed = shuffle_seed
         self._sources = {name: index for index, name in enumerate(finished.sources)}
         self._shards = list(finished.shards)
         self._lengths = list(finished.lengths)  # of every document so far, for the index
@@ -178,13 +181,17 @@ class ShardWriter:
         if any(spans is not None for spans in self._targets):
             column = pa.array(self._targets, SPAN_TYPE)
             batch = batch.append_column("targets", column)
-            self._supervised.append(supervised_in(column, sizes))
+            supervised = supervised_in(column, sizes)
         else:
-            self._supervised.append(all_labels(sizes))
+            supervised = all_labels(sizes)
         if any(note is not None for note in self._metadata):
             batch = batch.append_column("metadata", pa.array(self._metadata, pa.large_string()))
+        if self._shuffle_seed is not None:
+            order = _drawn(len(sizes), self._shuffle_seed, len(self._shards))
+            batch, sizes, supervised, codes = batch.take(numbers(order)), sizes[order], supervised[order], codes[order]
         self._shards.append(_write(self._folder / shard_name(len(self._shards)), batch, int(sizes.sum())))
         self._lengths.append(sizes)
+        self._supervised.append(supervised)
         self._every_code.append(codes)
         self._start_shard()
         return self._shards[-1]
@@ -200,7 +207,7 @@ class ShardWriter:
             if self._sizes or not self._shards:  # a set without documents has one shard without rows
                 self.end_shard()
             sizes, supervised = _join(self._lengths, np.int64), _join(self._supervised, np.int64)
-            columns = [pa.array(sizes), pa.array(supervised), pa.array(_join(self._every_code, np.uint16))]
+            columns = [numbers(sizes), numbers(supervised), numbers(_join(self._every_code, np.uint16))]
             index = pa.record_batch(columns, names=["length", "supervised", "source"])
             lengths = _write(self._folder / LENGTHS_NAME, index, int(sizes.sum()))
             counts = {**self.counts, "documents_out": lengths.rows, "tokens_out": lengths.tokens}
@@ -299,6 +306,13 @@ def write_shards(
     return writer.finish()
 
 
+def _drawn(documents: int, seed: int, shard: int) -> Int64Array:
+    """The order of a shard's documents."""
+    from seqmesh.packer.permute import permutation, shuffle_key  # compiled: only where it is wanted
+
+    return permutation(documents, shuffle_key(seed, shard))
+
+
 def _join(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
@@ -306,12 +320,10 @@ def _join(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArra
 def _shard_batch(
     ids: IdArray, sizes: Int64Array, doc_ids: Sequence[str], codes: npt.NDArray[np.uint16]
 ) -> pa.RecordBatch:
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
-    width = pa.uint16() if ids.dtype == np.uint16 else pa.uint32()
-    columns = {
-        "input_ids": pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(ids, width)),
-        "doc_id": pa.array(doc_ids, pa.large_string()),
-        "source": pa.array(codes),
+    columns: dict[str, pa.Array[Any]] = {
+        "input_ids": lists(ids, sizes),
+        "doc_id": strings(doc_ids),
+        "source": numbers(codes),
     }
     return pa.record_batch(list(columns.values()), names=list(columns))
 

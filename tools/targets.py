@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqmesh.loader.gather import Int32Array
-from seqmesh.loader.spans import count_listed, first_bad_span
 from seqmesh.packer.lengths import Int64Array
+
+Int32Array = npt.NDArray[np.int32]
 
 
 def flat_spans(pairs: npt.ArrayLike, length: int) -> Int32Array:
@@ -22,7 +22,10 @@ def flat_spans(pairs: npt.ArrayLike, length: int) -> Int32Array:
     if given.ndim != 2 or given.shape[1] != 2 or given.dtype.kind not in "iu":
         raise ValueError(f"targets are {given.dtype} of shape {given.shape}: must be pairs of integers, start and end")
     spans = given.astype(np.int64).ravel()
-    if (bad := first_bad_span(spans, min(length, np.iinfo(np.int32).max))) >= 0:
+    starts, ends = spans[::2], spans[1::2]
+    sound = (np.append(0, ends[:-1]) <= starts) & (starts < ends) & (ends <= min(length, np.iinfo(np.int32).max))
+    if not sound.all():
+        bad = int(sound.argmin())
         raise ValueError(
             f"span {bad} of its targets is {given[bad, 0]} to {given[bad, 1]}: spans must lie inside its {length} "
             "tokens, not be empty, and begin where the one before has ended, or later"
@@ -38,6 +41,8 @@ def all_labels(lengths: Int64Array) -> Int64Array:
 def supervised_in(column: Any, lengths: Int64Array) -> Int64Array:
     """Labels that count in each document of a record batch, from its column `targets`; −1 where the spans are bad. The
     column's offsets must lie inside its values."""
+    from seqmesh.loader.spans import count_listed  # here: sets without spans do without the compiler
+
     counts = np.empty(len(lengths), np.int64)
     # Copies, because numba would compile everything a second time for arrays that are read-only.
     offsets, values = np.array(list_offsets(column)), np.array(column.values.to_numpy())

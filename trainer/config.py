@@ -21,7 +21,7 @@ from seqmesh.loader.cost_file import read_cost, read_cost_file
 from seqmesh.loader.explain import explain
 from seqmesh.loader.mapping import read_mapping
 from seqmesh.loader.settings import LoaderSettings, TokenField
-from seqmesh.packer.cost import PAIR_UNITS, CostModel
+from seqmesh.packer.cost import CostModel
 from seqmesh.packer.offload import Offload
 from seqmesh.trainer.activations import bytes_per_token
 from seqmesh.trainer.checkpoints.config import CheckpointConfig
@@ -93,8 +93,12 @@ class TrainConfig:
             raise ValueError(f"loader.fields leaves out {', '.join(sorted(missing))}: the trainer needs them")
 
     def cost_model(self) -> CostModel:
-        """What ranks are balanced by. Raises as `read_cost` does."""
-        return self.model.shape.cost_model() if self.cost is None else read_cost(Path(self.cost))
+        """What ranks are balanced by: a file that was measured without windows is taken for layers that have the
+        model's. Raises as `read_cost` does."""
+        if self.cost is None:
+            return self.model.shape.cost_model()
+        cost = read_cost(Path(self.cost))
+        return cost.through(self.model.shape.window_shares) if cost.windows == {None: 1} else cost
 
     def planned_offload(self) -> Offload | None:
         """What steps are planned with. Raises as `read_cost` does, and ValueError where it can not be said."""
@@ -105,18 +109,20 @@ class TrainConfig:
 
     def _unit_seconds(self, flops: float | None) -> float:
         """Seconds of one unit of `cost_model`."""
-        measured = None if self.cost is None else read_cost_file(Path(self.cost)).unit_seconds
+        file = None if self.cost is None else read_cost_file(Path(self.cost))
+        measured = None if file is None else file.unit_seconds
         if (measured is None) == (flops is None):
             known = f"{self.cost or 'no cost file'} says {'nothing' if measured is None else 'it, too'}"
             raise ValueError(f"offload.flops is {flops}: it says how long a unit of cost takes, {known}")
         if flops is None:
+            assert file is not None
             assert measured is not None
-            return measured
+            return measured * file.cost.windows.total() / self.cost_model().windows.total()
         if self.cost is not None:
             raise ValueError(
                 f"offload.flops is {flops}: {self.cost} counts in units of its own and does not say theirs"
             )
-        return self.model.shape.flops_per_pair / PAIR_UNITS / flops
+        return self.model.shape.unit_flops / flops
 
 
 _ADAPTER = TypeAdapter(TrainConfig)

@@ -93,9 +93,10 @@ def listed_peak(name: str, dtype: torch.dtype) -> float | None:
 def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of the fastest of square matmuls done for MEASURED_SECONDS."""
     a, b = (torch.ones(MEASURED_WIDTH, MEASURED_WIDTH, device=device, dtype=dtype) for _ in range(2))
-    out, fastest, end = torch.empty_like(a), float("inf"), time.perf_counter() + MEASURED_SECONDS
+    out, fastest = torch.empty_like(a), float("inf")
     torch.mm(a, b, out=out)
-    while (begin := time.perf_counter()) < end:
+    end = time.perf_counter() + MEASURED_SECONDS
+    while (begin := time.perf_counter()) < end or fastest == float("inf"):  # once, however busy the machine is
         torch.mm(a, b, out=out)
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -15,12 +15,12 @@ from seqmesh.trainer.checkpoints.save import Saver
 from seqmesh.trainer.config import TrainConfig
 from seqmesh.trainer.flops import Peak, Work, find_peak, make_work
 from seqmesh.trainer.host import Host
-from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.trainer.models.transformer import Transformer, init_weights
 from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved
 from seqmesh.trainer.recompute import set_recompute
-from seqmesh.trainer.replicas import Replica, make_replica
+from seqmesh.trainer.replicas import Replica, make_replica, sharding_of
 from seqmesh.trainer.step import EXTRA
 
 Say = Callable[[str], object]
@@ -63,11 +63,14 @@ class Job:
 def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job:
     """A job at step 0."""
     dtype: torch.dtype = getattr(torch, config.dtype)
-    model = Transformer(config.model, seed=config.seed).to(ranks.device, dtype)
+    model = _make_model(config, ranks, dtype)
+    spread = model.embedding.weight.is_meta
     set_recompute(model.blocks, config.recompute)
     work = count_work(model)  # before the replica: it may leave a part of every parameter here
     offloader = Offloader(model.blocks, Host.of(ranks.device)) if config.offload else None
     replica = make_replica(model, ranks, config.loader.mode, config.sharding, extra=EXTRA)
+    if spread:
+        init_weights(model, config.seed)
     optimizer = replica.make_optimizer(config.optim)
     say = say if ranks.is_first else lambda _text: None
     saver = Saver(
@@ -91,6 +94,14 @@ def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job
         peak=find_peak(ranks.device, dtype, config.peak_flops),
         saver=saver,
     )
+
+
+def _make_model(config: TrainConfig, ranks: Ranks, dtype: torch.dtype) -> Transformer:
+    """With its weights; on the meta device, without, where parameters are to be sharded: no rank ever has them all."""
+    if sharding_of(ranks, config.loader.mode, config.sharding) != "parameters":
+        return Transformer(config.model, seed=config.seed).to(ranks.device, dtype)
+    with torch.device("meta"):
+        return Transformer(config.model, seed=config.seed).to(dtype)
 
 
 def count_work(model: Transformer) -> Work:

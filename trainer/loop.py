@@ -16,6 +16,7 @@ from seqmesh.loader.batch import PackedBatch, batch_digest, step_digest
 from seqmesh.trainer.job import Job
 from seqmesh.trainer.logs import Sink, open_sinks
 from seqmesh.trainer.monitor import JsonLines, Pace, StepClock, StepRecord, make_record, step_line
+from seqmesh.trainer.offload import Moved
 from seqmesh.trainer.process import collecting, peak_memory
 from seqmesh.trainer.saving import save_if_due
 from seqmesh.trainer.step import StepResult, accumulate, finish_step
@@ -129,6 +130,8 @@ class Loop:
         self.clock.restart()
         self.pace.add(record.total)
         self.traffic = Traffic()
+        if job.offloader:
+            job.offloader.moved = Moved()
         for sink in self.sinks:
             sink.write(record)
         job.say(step_line(record, steps, self.pace.mean * (steps - job.step)))
@@ -144,6 +147,7 @@ class Loop:
             tokens=last.tokens_in_step,
             rings=last.rings_in_step,
             ring_bytes=self.traffic.sent,
+            offload_bytes=job.offloader.moved.nbytes if job.offloader else 0,
             imbalance=last.imbalance,
             flops=job.work.of_step(
                 tokens=last.tokens_in_step,

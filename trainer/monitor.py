@@ -26,8 +26,8 @@ class StepRecord:
     tokens_per_second: real ones. rows_per_second: with padding, of which `padding` is the share of what was computed.
     fill: tokens over the capacity of all micro-batches. mfu: model FLOPs over what all ranks could have done, see
     `flops`. memory: the first rank's most bytes so far. rings: documents spread over ranks. ring_bytes: what this rank
-    sent for them. seconds: of this rank, by phase (the checkpoint before the step is `save`). total: the whole step,
-    with what no phase claims.
+    sent for them. offload_bytes: what it moved to the host, and back. seconds: of this rank, by phase (the checkpoint
+    before the step is `save`). total: the whole step, with what no phase claims.
     """
 
     step: int
@@ -39,6 +39,7 @@ class StepRecord:
     tokens: int
     rings: int
     ring_bytes: int
+    offload_bytes: int
     tokens_per_second: float
     rows_per_second: float
     padding: float
@@ -132,6 +133,7 @@ def make_record(
     rings: int,
     ring_bytes: int,
     imbalance: float,
+    offload_bytes: int = 0,
     flops: float = 0.0,
     peak: float = math.inf,
     memory: int = 0,
@@ -148,6 +150,7 @@ def make_record(
         tokens=tokens,
         rings=rings,
         ring_bytes=ring_bytes,
+        offload_bytes=offload_bytes,
         tokens_per_second=tokens / total,
         rows_per_second=result.rows / total,
         padding=1 - tokens / result.rows if result.rows else 0.0,

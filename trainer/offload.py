@@ -61,7 +61,8 @@ class Moved:
 
 
 class Offloader:
-    """Offload for the layers of a model: their `forward` is replaced, in place. moved: in all micro-batches so far."""
+    """Offload for the layers of a model: their `forward` is replaced, in place. moved: in all micro-batches so far,
+    or since somebody put another in its place."""
 
     def __init__(self, layers: Iterable[nn.Module], host: Host) -> None:
         self.moved = Moved()

@@ -8,6 +8,7 @@ from typing import Any
 
 from seqmesh.trainer.checkpoints.keep import clear_leftovers
 from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
+from seqmesh.trainer.checkpoints.read import MODEL
 from seqmesh.trainer.job import Job
 from seqmesh.trainer.models.huggingface import load_huggingface
 
@@ -32,7 +33,9 @@ def resume(job: Job) -> None:
 
 def _start(job: Job) -> None:
     if job.config.init is not None:
-        load_huggingface(Path(job.config.init), job.config.model, dict(job.model.named_parameters()))
+        held = {name.removeprefix(MODEL): each for name, each in job.tensors().items() if name.startswith(MODEL)}
+        load_huggingface(Path(job.config.init), job.config.model, held)
+        job.replica.loaded(job.optimizer)
         job.say(f"starts from {job.config.init}")
 
 

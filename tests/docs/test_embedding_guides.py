@@ -9,11 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.warm import CONTEXT, PRELOADED, Program, forked
 
 GUIDES = Path(__file__).parents[2] / "docs" / "embedding"
 SECONDS = 200
@@ -21,6 +25,16 @@ KILLED_AT = 12  # steps
 NEEDS = {"huggingface": ("transformers", "accelerate"), "lightning": ("lightning",)}
 PREPARE = "seqmesh prepare corpus.jsonl --out shards --tokenizer train:400"
 TWO_RANKS = ("pytorch", "huggingface")  # the others do the same; each costs three imports of everything
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries() -> None:
+    """What is forked has them, where nothing was forked before; else each run imports its own."""
+    CONTEXT.set_forkserver_preload([*PRELOADED, "transformers.trainer", "lightning.pytorch"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        ensure_running()
+    CONTEXT.set_forkserver_preload(PRELOADED)
 
 
 @pytest.fixture(scope="module")
@@ -46,37 +60,21 @@ def write_script(guide: str, folder: Path, shards: Path) -> Path:
     return script
 
 
-@contextlib.contextmanager
-def running(script: Path, *launcher: str) -> Iterator[subprocess.Popen[str]]:
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-    with (
-        (script.parent / "errors").open("w+") as errors,
-        subprocess.Popen(
-            [sys.executable, *launcher, script],
-            cwd=script.parent,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-        ) as process,
-    ):
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+def running(script: Path, *launcher: str) -> AbstractContextManager[Program]:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    return forked(
+        [*launcher, str(script)], folder=script.parent, environment=environment, errors=script.parent / "errors"
+    )
 
 
-def finish(process: subprocess.Popen[str], script: Path) -> list[str]:
+def finish(process: Program, script: Path) -> list[str]:
     """What a run says of its steps and at its end."""
     output, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, (script.parent / "errors").read_text()
     return [line for line in output.splitlines() if re.match("step|rate|weights|resumed", line)]
 
 
-def kill_in_the_middle(process: subprocess.Popen[str], script: Path) -> None:
-    assert process.stdout
+def kill_in_the_middle(process: Program, script: Path) -> None:
     for line in process.stdout:
         if line.startswith(f"step {KILLED_AT} "):
             os.killpg(process.pid, signal.SIGKILL)

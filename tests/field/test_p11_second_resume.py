@@ -1,14 +1,13 @@
 """A counter that restarts at zero after a restore, so that the second resume inside an epoch jumps back."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from seqmesh.loader.feed import Feed
 from tests.support import make_set, settings_for, walk
+from tests.warm import ran
 
 # One process that restores a state, takes some documents, saves, and says which it took.
 WORKER = """
@@ -34,8 +33,8 @@ def test_every_resume_goes_on_where_the_last_one_stopped(tmp_path: Path, takes: 
     assert sorted(order) == list(range(100))
     done = 0
     for count in takes:
-        arguments = [sys.executable, "-c", WORKER, settings.to_json().decode(), str(tmp_path / "state"), str(count)]
-        output = subprocess.run(arguments, check=True, capture_output=True, timeout=60).stdout
-        taken = json.loads(output)
+        output = ran("-c", WORKER, settings.to_json().decode(), tmp_path / "state", str(count))
+        assert output.returncode == 0, output.stderr
+        taken = json.loads(output.stdout)
         assert taken == order[done : done + count]
         done += count

@@ -14,6 +14,8 @@ from torch.nn import functional
 from seqmesh.kernels.attention import varlen_attention
 from seqmesh.kernels.norm import rms_norm
 from seqmesh.kernels.tensor_parallel import share_input, sum_partials
+from seqmesh.trainer.models.blocks import ParallelBlock
+from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.parallel import Ranks
 from tests.kernels.reference import layout_of, relative_error
 from tests.ranks import run_ranks
@@ -75,6 +77,28 @@ def block_with_bias_on_every_shard(x: Tensor, state: State, group: dist.ProcessG
     return x + sum_partials(partial, None, group)
 
 
+def trainers_block(state: State) -> ParallelBlock:
+    """The module of the trainer's models with these parameters."""
+    config = ModelConfig(
+        vocab_size=1,
+        width=WIDTH,
+        layers=1,
+        heads=HEADS,
+        kv_heads=HEADS,
+        head_width=HEAD,
+        ffn_width=MLP,
+        activation="gelu",
+        biases="all",
+    )
+    module = ParallelBlock(config, None).double()
+    names = {name: f"{'mlp' if name.startswith(('up', 'down')) else 'attention'}.{name}" for name in state}
+    own = {names[name]: value for name, value in state.items()}
+    own["norm.weight"] = own.pop("attention.norm")
+    own["bias"] = own.pop("attention.output.bias") + own.pop("mlp.down.bias")
+    module.load_state_dict(own)
+    return module
+
+
 def shard(state: State, index: int, count: int) -> State:
     return {
         name: whole if (dim := DIVIDED[name]) is None else whole.chunk(count, dim)[index].clone()
@@ -133,6 +157,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_output_and_all_gradients_are_those_of_one_rank(found: list[dict[str, Any]]) -> None:
     assert [len(rank["errors"]) for rank in found] == [3, 2, 1, 1]
     assert max(max(rank["errors"]) for rank in found) <= 1e-12
+
+
+def test_the_trainers_block_adds_its_bias_after_the_sum() -> None:
+    state, (x, _) = new_state(), rows_and_gradient()
+    cos, sin = torch.ones(len(x), HEAD // 2), torch.zeros(len(x), HEAD // 2)  # nothing turns
+    out = trainers_block(state)(x, cos, sin, layout_of(LENGTHS))
+    assert relative_error(out, block(x, state, None)) <= 1e-14
 
 
 def test_shards_saved_at_two_load_at_one_and_four(found: list[dict[str, Any]]) -> None:

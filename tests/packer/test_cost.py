@@ -193,13 +193,30 @@ def test_a_plans_unit_is_worth_the_same_in_every_term(
     pairs = sum(pairs_by_hand(length, 1, 0, window) for window in each)
     flops = 6 * weights * length + 12 * 2 * 4 * pairs
     assert shape.flops(np.array([length, 0, length])) == 2 * flops
-    unit = 12 * 2 * 4 * layers / len([*cost.windows.elements()]) / cost.quadratic  # FLOPs
+    unit = 12 * 2 * 4 * layers / cost.windows.total() / cost.quadratic  # FLOPs
+    assert shape.unit_flops == pytest.approx(unit)
     lengths, one, first = np.array([length]), np.array([1]), np.array([0])
     assert cost.attention(lengths, one, first)[0] * unit == pytest.approx(12 * 2 * 4 * pairs)
     assert int(cost.of(lengths)[0]) * unit == pytest.approx(flops, abs=length * unit)
     brought = sum(rows_by_hand(length, 3, 1, window) for window in each) * shape.bytes_per_row / layers
     traffic = int(cost.traffic(lengths, np.array([3]), np.array([1]), one)[0]) * unit / MACHINE.flops
     assert traffic == pytest.approx(brought / MACHINE.far, rel=1e-2)
+
+
+@given(models, st.lists(windows, min_size=1, max_size=4), st.integers(0, 80), st.integers(1, 5))
+def test_costs_through_windows_are_the_mean_over_layers(
+    model: CostModel, layers: list[int | None], length: int, ring_size: int
+) -> None:
+    plain = replace(model, window=None, other_windows=())
+    index = np.arange(ring_size)
+    case = np.full_like(index, length), np.full_like(index, ring_size), index
+    mixed, alone = plain.through(layers), [replace(plain, window=window) for window in layers]
+    assert mixed.of_pieces(*case).tolist() == np.sum([each.of_pieces(*case) for each in alone], axis=0).tolist()
+    for far in (index * 0, index * 0 + 1):
+        assert mixed.traffic(*case, far).tolist() == np.sum([e.traffic(*case, far) for e in alone], axis=0).tolist()
+    assert mixed.fixed == plain.fixed * len(layers)
+    with pytest.raises(ValueError, match="there must be none yet"):
+        replace(plain, window=4).through(layers)
 
 
 def test_costs_that_would_wrap_are_refused() -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from seqmesh.packer.lengths import as_lengths, total
+from seqmesh.packer.lengths import as_lengths
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
@@ -41,9 +41,3 @@ def test_bad_lengths_are_refused_and_named(bad: object, message: str) -> None:
 def test_minimum_is_the_callers() -> None:
     with pytest.raises(ValueError, match=r"rows\[1\] is 0: must be at least 1"):
         as_lengths([1, 0], name="rows", minimum=1)
-
-
-def test_total_is_exact_and_refuses_what_could_wrap() -> None:
-    assert total(np.full(4, 2**59, np.int64), "costs") == 2**61
-    with pytest.raises(ValueError, match="sum of costs is over"):
-        total(np.full(4, 2**62, np.int64), "costs")

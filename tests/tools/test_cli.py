@@ -11,6 +11,7 @@ import pytest
 
 from seqmesh.loader.embedded import Loader
 from tests.support import killed_after, make_set
+from tests.warm import ran
 
 COMMANDS = [
     "prepare",
@@ -38,9 +39,7 @@ COMMANDS = [
 
 
 def seqmesh(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "seqmesh.tools.cli", *map(str, arguments)]
-    environment = os.environ | {"COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    return ran("-m", "seqmesh.tools.cli", *arguments)
 
 
 def test_help_lists_every_command() -> None:
@@ -66,7 +65,8 @@ def test_an_extra_that_is_missing_is_named() -> None:
 
 
 def test_version() -> None:
-    assert seqmesh("--version").stdout == "seqmesh 0.1.0\n"
+    command = [sys.executable, "-m", "seqmesh.tools.cli", "--version"]  # a new interpreter, as a person starts it
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "seqmesh 0.1.0\n"
 
 
 def test_text_to_shards_to_a_look_at_them(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from seqmesh.tools.documents import read_records
 from seqmesh.tools.inputs import InputFile, find_files
 from seqmesh.tools.reading.stdin import spooled
 from seqmesh.tools.records import BadRecord, Columns, Cursor, Document
-from tests.storage import BUCKET, http_server, s3_server, s3_settings
+from tests.storage import http_server
 
 
 def jsonl(*objects: object) -> bytes:
@@ -160,17 +160,6 @@ def test_a_server_that_gives_whole_files_only_will_do_for_lines(tmp_path: Path) 
             list(read_records([table]))
         server.shutdown()
     assert (len(found), len(rest)) == (5000, 1000)
-
-
-def test_a_pattern_on_s3() -> None:
-    with s3_server() as port, s3_settings(port):
-        filesystem = fsspec.filesystem("s3", skip_instance_cache=True)
-        filesystem.mkdir(BUCKET)
-        for name in ("web/2.jsonl", "web/1.jsonl", "code/1.jsonl"):
-            filesystem.pipe(f"{BUCKET}/{name}", jsonl({"text": name}))
-        files = find_files([f"s3://{BUCKET}/**/*.jsonl"])
-        assert [document.text for document in documents(files)] == ["code/1.jsonl", "web/1.jsonl", "web/2.jsonl"]
-        assert all(file.version for file in files)
 
 
 def test_standard_input_is_a_file_that_can_be_read_from_anywhere_and_by_others(tmp_path: Path) -> None:

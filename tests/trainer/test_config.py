@@ -7,6 +7,8 @@ import yaml
 
 from seqmesh.loader.cost_file import write_cost
 from seqmesh.packer.fit import Sample, Seconds, make_fit
+from seqmesh.tools.launch import show
+from seqmesh.tools.starter import STARTER
 from seqmesh.trainer.activations import bytes_per_token
 from seqmesh.trainer.config import load_config, save_config
 from seqmesh.trainer.train import loader_settings
@@ -85,6 +87,18 @@ def test_a_bad_setting_is_named(job: Path, override: str, message: str) -> None:
         load_config(job, [override])
 
 
+def test_the_starter_is_a_job(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(STARTER)
+    config = load_config(tmp_path / "job.yaml")
+    assert (config.steps, config.optim.warmup, config.log.tensorboard) == (1000, 50, False)
+
+
+def test_a_resolved_job_that_is_printed_is_a_job(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show(config=job, overrides=["optim.lr=2e-3"])
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    assert load_config(tmp_path / "printed.yaml") == load_config(job, ["optim.lr=2e-3"])
+
+
 def test_a_part_of_a_list_can_not_be_changed(job: Path) -> None:
     job.write_text(yaml.safe_dump(JOB | {"optim": {"betas": [0.8, 0.9]}}))
     with pytest.raises(ValueError, match=r"betas is a list: give all of it, as betas=\[...\]"):
@@ -127,6 +141,8 @@ def test_ranks_are_balanced_by_the_models_shape_or_by_a_cost_file(job: Path, tmp
     assert loader_settings(config, 2).cost == fit.cost
     save_config(config, tmp_path / "resolved.yaml")
     assert load_config(tmp_path / "resolved.yaml") == config
+    windowed = load_config(job, [f"cost={tmp_path}/cost.json", "model.layers=2", "model.windows=[7, null]"])
+    assert windowed.cost_model() == fit.cost.through([7, None])
 
 
 def test_a_cost_file_that_can_not_be_used_is_refused_at_once(job: Path, tmp_path: Path) -> None:
@@ -156,5 +172,9 @@ def test_offload_is_planned_from_what_the_model_saves_and_the_time_of_a_unit(job
     planned = measured.planned_offload()
     assert planned is not None
     assert planned.token_cost == math.ceil(seconds / fit.unit)
+    windows = [*offload[:2], "offload.bandwidth=1.0e9", f"cost={tmp_path / 'cost.json'}", "model.windows=[7, null]"]
+    finer = load_config(job, windows).planned_offload()
+    assert finer is not None
+    assert finer.token_cost == math.ceil(seconds / (fit.unit / 2))
     with pytest.raises(ValueError, match=r"cost\.json says it, too"):
         load_config(job, [*offload, f"cost={tmp_path / 'cost.json'}"])

@@ -150,7 +150,7 @@ def test_a_full_disk_is_named_and_spoils_no_checkpoint(tmp_path: Path, data: Pat
     is memory that counts as a file."""
     model = {"vocab_size": VOCAB, "width": 64, "layers": 1, "heads": 2, "kv_heads": 1}
     job = write_job(tmp_path, data, model=model, steps=4, credit_bytes=30_000)
-    with start(job, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))) as process:
+    with start(job, before=functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (40_000, 40_000))) as process:
         output, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
     assert "step-00000002" in output

@@ -96,8 +96,8 @@ class WandbRun:
         assert all(isinstance(value, float) for value in data.values())
         self.logged[step] = data
 
-    def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
-        assert exit_code is quiet is None
+    def finish(self, exit_code: int | None = None) -> None:
+        assert exit_code is None
         self.finished += 1
 
 

@@ -3,18 +3,18 @@
 import gc
 import math
 from collections.abc import Sequence
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.rotary import rotary_tables
-from seqmesh.loader.feed import Feed
-from seqmesh.packer.offload import KEPT_LAYERS, WHOLE
+from seqmesh.packer.offload import KEPT_LAYERS, WHOLE, memory_tokens
 from seqmesh.trainer import offload as module
 from seqmesh.trainer.activations import Activations, bytes_per_token, saved_bytes
 from seqmesh.trainer.config import load_config
@@ -23,10 +23,10 @@ from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.offload import Offloader, offloaded
 from seqmesh.trainer.recompute import Recompute, set_recompute
-from seqmesh.trainer.train import loader_settings, train
+from seqmesh.trainer.train import train
 from tests.jobs import VOCAB, logged, write_job
 from tests.lanes import LateLane, LiveBytes, late_host
-from tests.support import long_tail, make_set, walk
+from tests.support import long_tail, make_set
 
 CONFIG = ModelConfig(vocab_size=50, width=16, layers=5, heads=4, kv_heads=2, init_std=0.2)
 MOVED_LAYERS = CONFIG.layers - KEPT_LAYERS
@@ -61,12 +61,40 @@ def gradients(model: nn.Module, offloader: Offloader | None, ratios: Sequence[fl
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("host", [Host.of(CPU), late_host()], ids=["prompt", "late"])
 def test_gradients_are_the_same_to_the_bit(recompute: Recompute, host: Host) -> None:
-    expected = {ratios: gradients(model_of(), None, [0.0] * len(ratios)) for ratios in ((0.5,), (0.0,) * 3)}
+    expected = {count: gradients(model_of(), None, [0.0] * count) for count in (1, 3)}
     model = model_of(recompute)
     offloader = Offloader(model.blocks, host)
     for ratios in [(ratio,) for ratio in RATIOS] + [(0.25, 0.0, 1.0)]:
         found = gradients(model, offloader, ratios)
-        assert all(map(torch.equal, found, expected[(0.5,) if len(ratios) == 1 else (0.0,) * 3]))
+        assert all(map(torch.equal, found, expected[len(ratios)]))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"block": "serial", "windows": (9, None)},
+        {"block": "serial", "norm": "layer", "activation": "gelu", "biases": "all"},
+        {"norm": "layer", "activation": "gelu", "biases": "qkv"},
+    ],
+)
+def test_every_kind_of_block_is_offloaded_and_made_again(shape: dict[str, Any]) -> None:
+    config = replace(CONFIG, **shape)
+    expected = gradients(model_of(config=config), None, [0.0, 0.0])
+    for recompute in get_args(Recompute):
+        model = model_of(recompute, config)
+        offloader = Offloader(model.blocks, late_host())
+        assert all(map(torch.equal, gradients(model, offloader, [0.25, 1.0]), expected))
+        assert offloader.moved.nbytes > 0
+        assert bytes_per_token(config, recompute, torch.float64) == bytes_of_a_token_in(model, config)
+
+
+def bytes_of_a_token_in(model: Transformer, config: ModelConfig) -> float:
+    """As all layers save them when they run, with so many tokens that nothing is small."""
+    tokens = 257
+    x, positions = torch.randn(tokens, config.width, dtype=torch.float64), torch.arange(tokens)
+    tables = rotary_tables(positions, config.head_dim, config.rope_base, torch.float64)
+    layout = Layout(torch.tensor([0, tokens], dtype=torch.int32), tokens)
+    return sum(saved_bytes(block, x, *tables, layout) for block in model.blocks) / tokens
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
@@ -94,6 +122,9 @@ def test_what_moves_is_gone_from_the_device_exactly_and_never_more_than_the_plan
     leaving = math.ceil(rows * ratio)
     moved = MOVED_LAYERS * layer_bytes(recompute, rows) * leaving // rows
     assert offloader.moved.nbytes == moved
+    all_layers = CONFIG.layers * layer_bytes(recompute, rows)
+    counted = memory_tokens(np.array([rows]), np.array([int(ratio * WHOLE)]), CONFIG.layers)[0]
+    assert (all_layers - moved) * rows <= counted * all_layers
     assert whole - kept == moved
     if recompute == "none":  # else what is made again for one layer is the most
         assert whole_peak - peak == moved
@@ -184,6 +215,39 @@ def test_views_with_gaps_and_transposes_come_back_as_they_were() -> None:
         assert all(map(torch.equal, run(ratio, late_host()), run(0.0, Host.of(CPU))))
 
 
+class Noted(nn.Module):
+    """Says when its backward runs."""
+
+    def __init__(self, name: int, log: list[str]) -> None:
+        super().__init__()
+        self.name, self.log = name, log
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.exp()
+        y.register_hook(lambda _gradient: self.log.append(f"backward {self.name}"))  # type: ignore[no-untyped-call]
+        return y * 0.5
+
+
+def test_copies_back_begin_when_the_layer_above_begins_its_backward() -> None:
+    class NotedLane(PromptLane):
+        def copy(self, target: Tensor, source: Tensor) -> None:
+            log.append(f"back {int(source[0, 0])}")
+            super().copy(target, source)
+
+    log: list[str] = []
+    offloader = Offloader(
+        [Noted(number, log) for number in range(5)], Host(HostPool(pinned=False), PromptLane(), NotedLane())
+    )
+    x = torch.full((64, 8), 1.0, requires_grad=True)
+    with offloaded(offloader, 1.0):
+        y = x * 1.0
+        for layer in offloader._layers:
+            y = layer(y).log().add(1 + math.log(2))  # the activation of layer n is exp(n + 1), about
+        torch.autograd.backward(y.sum())
+    assert [line.split()[0] for line in log] == ["backward", *["back", "backward"] * 3, "backward"]
+    assert [int(line.split()[1]) for line in log] == [4, 20, 3, 7, 2, 2, 1, 0]
+
+
 def test_a_ratio_of_nothing_installs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "saved_tensors_hooks", None)
     model, host = model_of(), Host.of(CPU)
@@ -264,7 +328,7 @@ def test_a_job_over_the_capacity_trains_as_one_with_room(tmp_path: Path) -> None
     """From the configuration to the weights: the plan offloads, the layers do."""
     data = make_set(tmp_path / "set", long_tail(40, 60), vocab=VOCAB)
     model = {"vocab_size": VOCAB, "width": 16, "layers": 4, "heads": 2, "kv_heads": 1}
-    losses = []
+    losses, moved = [], []
     for name, capacity, overrides in (
         ("room", 60, []),
         ("offloaded", 34, ["offload={bandwidth: 1.0e12, flops: 1.0e6}", "recompute=selective"]),
@@ -275,8 +339,9 @@ def test_a_job_over_the_capacity_trains_as_one_with_room(tmp_path: Path) -> None
         said: list[str] = []
         assert train(load_config(job, overrides), say=said.append) == 4
         losses.append([record["loss"] for record in logged(job).values()])
+        moved.append([record["offload_bytes"] > 0 for record in logged(job).values()])
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
-    batches = walk(Feed(loader_settings(load_config(job, overrides), 1)), 0)
-    assert sum(batch.offload_ratio > 0 for _, batch in islice(batches, 12)) > 1
+    assert moved[0] == [False] * 4
+    assert sum(moved[1]) > 1
     with pytest.raises(ValueError, match="max_document is 60: 1 ranks of 34 tokens hold 34; use"):
         train(load_config(job))

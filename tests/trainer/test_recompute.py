@@ -20,6 +20,7 @@ from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.recompute import Recompute
 from seqmesh.trainer.replicas import make_replica
+from seqmesh.trainer.replicas.replica import Sharding
 from seqmesh.trainer.step import EXTRA, accumulate
 from tests.lanes import late_host
 from tests.ranks import run_ranks
@@ -32,11 +33,13 @@ from tests.trainer.test_offload import CONFIG, inputs, model_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """ratio: of every micro-batch; None: what the plan says, and no offload where that is nothing."""
+    """ratio: of every micro-batch; None: what the plan says, and no offload where that is nothing. sharding: None for
+    what suits the mode."""
 
     recompute: Recompute = "none"
     ratio: float | None = 0.0
     late: bool = False
+    sharding: Sharding | None = None
 
 
 PLAIN = Case()
@@ -48,6 +51,8 @@ CASES: dict[Mode, tuple[Case, ...]] = {
         Case(ratio=1 / 4),
         Case(ratio=None, late=True),
         Case(recompute="selective", ratio=1.0, late=True),
+        Case(sharding="parameters"),
+        Case(sharding="parameters", recompute="full", ratio=None, late=True),
     ),
     "waves": (PLAIN, FULL, Case(recompute="selective"), Case(recompute="full", ratio=1 / 4, late=True)),
 }
@@ -61,7 +66,7 @@ def gradient_of(ranks: Ranks, settings: LoaderSettings, case: Case) -> tuple[Any
     model = model_of(case.recompute, MODEL)
     host = late_host() if case.late else Host.of(ranks.device)
     offloader = None if case.ratio == 0 else Offloader(model.blocks, host)
-    replica, traffic, planned = make_replica(model, ranks, settings.mode, extra=EXTRA), Traffic(), 0
+    replica, traffic, planned = make_replica(model, ranks, settings.mode, case.sharding, extra=EXTRA), Traffic(), 0
     replica.begin_step()
     with Loader(settings, rank=ranks.rank, mode="inline") as loader:
         for batch in loader:
@@ -80,8 +85,9 @@ def all_cases(ranks: Ranks, jobs: tuple[LoaderSettings, ...]) -> list[dict[Case,
 
 
 def test_gradients_with_rings_are_the_same_to_the_bit_on_three_ranks(tmp_path: Path) -> None:
-    """In mode `free` on ranks that hold the longest document with offload alone; in `waves` under FSDP, which gathers
-    weights again for each layer's backward, and so for what runs again there."""
+    """In mode `free` on ranks that hold the longest document with offload alone, with whole parameters on each and with
+    those that FSDP gathers once; in `waves`, where FSDP gathers them again for each layer's backward, and so for what
+    runs again there."""
     data = make_set(tmp_path, RINGS, vocab=MODEL.vocab_size)
     shared = {"ranks": 3, "max_document": 53, "tokens_per_step": 130, "shuffle": False}
     cost, offload = CostModel(linear=20, quadratic=2), Offload(layers=MODEL.layers, token_cost=1)
@@ -90,11 +96,11 @@ def test_gradients_with_rings_are_the_same_to_the_bit_on_three_ranks(tmp_path: P
     (wanted,) = reference(waves, RINGS, config=MODEL, steps=1).gradients
     for settings, *results in zip((free, waves), *run_ranks(all_cases, 3, (free, waves)), strict=True):
         for rank in results:
-            expected, sent, _, planned = rank[PLAIN]
-            assert relative_error(expected, wanted) <= 1e-9
+            _, sent, _, planned = rank[PLAIN]
             assert (planned > 0) == (settings.offload is not None)
             for case, (gradient, again, moved, _) in rank.items():
-                assert np.array_equal(gradient, expected)
+                assert np.array_equal(gradient, rank[Case(sharding=case.sharding)][0])
+                assert relative_error(gradient, wanted) <= 1e-9
                 assert again == sent or case.recompute == "full"
                 assert (moved > 0) == (planned > 0 if case.ratio is None else case.ratio > 0)
         # Forward keys and values, backward the same again and their gradients; `full` sends the first twice.

@@ -20,6 +20,7 @@ from tests.jobs import (
     kill_rank,
     logged,
     ranks_of,
+    run_command,
     start,
     wait_for_step,
     write_job,
@@ -55,7 +56,7 @@ def uninterrupted(job: Path, ranks: int, rank: int) -> dict[int, str]:
 def test_a_job_killed_at_random_and_resumed_equals_the_uninterrupted_one(tmp_path: Path, data: Path) -> None:
     (tmp_path / "whole").mkdir()
     whole = write_job(tmp_path / "whole", data, steps=2 * STEPS)
-    finish(whole)
+    run_command(whole)
     (tmp_path / "broken").mkdir()
     broken = write_job(tmp_path / "broken", data, steps=2 * STEPS)
     generator = random.Random(7)

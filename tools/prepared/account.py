@@ -19,6 +19,7 @@ import pyarrow as pa
 from seqmesh.loader.manifest import LENGTHS_NAME, Manifest
 from seqmesh.packer.lengths import Int64Array
 from seqmesh.tools.claim import QUARANTINE_NAME
+from seqmesh.tools.columns import array_of
 
 SHOWN_PLACES = 3  # of each reason
 MOST_REASONS = 50  # that are told apart; the others are counted together
@@ -71,9 +72,9 @@ class Account:
 
 def account_of(folder: Path, manifest: Manifest) -> Account:
     """The account of a finished set on this machine. Raises OSError or ArrowInvalid where its files are not whole."""
-    index = pa.ipc.open_file(pa.memory_map(str(folder / LENGTHS_NAME))).read_all()
-    lengths, supervised = index.column("length").to_numpy(), index.column("supervised").to_numpy()
-    sources = _sources(manifest.sources, index.column("source").to_numpy(), lengths, supervised)
+    index = pa.ipc.open_file(pa.memory_map(str(folder / LENGTHS_NAME))).get_batch(0)
+    lengths, supervised, codes = (array_of(index.column(name)) for name in ("length", "supervised", "source"))
+    sources = _sources(manifest.sources, codes, lengths, supervised)
     return Account(
         sources=sources,
         lengths=length_bins(lengths),

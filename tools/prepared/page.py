@@ -32,7 +32,7 @@ def report_page(report: PrepareReport, account: Account) -> bytes:
     body += pages.table((), count_rows(report))
     if account.lengths:
         body += ["<h2>Lengths</h2>", *_charts(account.lengths), f"<div>{escape(quantile_line(account))}</div>"]
-    if account.sources:
+    if account.sources or report.left_out:
         body += ["<h2>Sources</h2>", *pages.table(*source_rows(report, account))]
     if account.reasons:
         body += ["<h2>Refused</h2>", *pages.table(("reason", "records", "first of them"), refusal_rows(account))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seqmesh.tools.prepare_report import PrepareReport
-from seqmesh.tools.prepared.account import Account
+from seqmesh.tools.prepared.account import Account, SourceAccount
 
 Row = tuple[str, ...]
 
@@ -32,7 +32,7 @@ def count_rows(report: PrepareReport) -> list[Row]:
 
 
 def source_rows(report: PrepareReport, account: Account) -> tuple[Row, list[Row]]:
-    """Titles, and a row for each source. Columns that are the same for all, or not known, are left out."""
+    """Titles, and a row for each source. Columns that are the same for all are left out."""
     kinds = sorted({kind for counts in report.left_out.values() for kind in counts})
     masked = is_masked(account)
     titles = ["source", "documents", "tokens", "share", "mean", *(["learned"] if masked else [])]
@@ -48,9 +48,16 @@ def source_rows(report: PrepareReport, account: Account) -> tuple[Row, list[Row]
             *([f"{source.supervised:,}"] if masked else []),
             *(f"{report.left_out.get(source.name, {}).get(kind, 0):,}" for kind in kinds),
         )
-        for source in account.sources
+        for source in all_sources(report, account)
     ]
     return tuple(titles), rows
+
+
+def all_sources(report: PrepareReport, account: Account) -> tuple[SourceAccount, ...]:
+    """The sources of the set, then those of which nothing was kept."""
+    known = {source.name for source in account.sources}
+    others = sorted(report.left_out.keys() - known)
+    return (*account.sources, *(SourceAccount(name=name, documents=0, tokens=0, supervised=0) for name in others))
 
 
 def is_masked(account: Account) -> bool:

@@ -20,6 +20,7 @@ from seqmesh.tools.prepare_report import PrepareReport
 from seqmesh.tools.prepared.account import Account, account_of
 from seqmesh.tools.prepared.page import report_page
 from seqmesh.tools.prepared.rows import (
+    all_sources,
     count_rows,
     is_masked,
     length_rows,
@@ -62,7 +63,8 @@ def as_json(folder: Path, report: PrepareReport, account: Account) -> dict[str, 
         "shard_bytes": sum(shard.bytes for shard in report.manifest.shards),
         "supervised_tokens": account.supervised,
         "sources": [
-            asdict(source) | {"left_out": dict(report.left_out.get(source.name, {}))} for source in account.sources
+            asdict(source) | {"left_out": dict(report.left_out.get(source.name, {}))}
+            for source in all_sources(report, account)
         ],
         "lengths": [asdict(part) for part in account.lengths],
         "quantiles": [{"share": share, "length": length} for share, length in account.quantiles],
@@ -86,10 +88,13 @@ def _summary(report: PrepareReport, account: Account) -> Table:
         table.add_row(name, value)
     table.add_section()
     table.add_row("tokens", f"{manifest.tokens:,}")
-    for source in account.sources[:TOP_SOURCES]:
-        table.add_row(f"  {_plain(source.name)}", f"{source.tokens:,} in {source.documents:,} documents")
-    if len(account.sources) > TOP_SOURCES:
-        table.add_row("  further sources", f"{len(account.sources) - TOP_SOURCES:,}")
+    sources = all_sources(report, account)
+    for source in sources[:TOP_SOURCES]:
+        gone = sum(report.left_out.get(source.name, {}).values())
+        left_out = f", {gone:,} left out" if gone else ""
+        table.add_row(f"  {_plain(source.name)}", f"{source.tokens:,} in {source.documents:,} documents{left_out}")
+    if len(sources) > TOP_SOURCES:
+        table.add_row("  further sources", f"{len(sources) - TOP_SOURCES:,}")
     if is_masked(account):
         table.add_row("tokens learned", f"{account.supervised:,}")
     table.add_section()

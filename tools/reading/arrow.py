@@ -21,7 +21,7 @@ import pyarrow.types as kinds
 from fsspec.implementations.local import LocalFileSystem
 
 from seqmesh.loader.files import END_OF_STREAM
-from seqmesh.tools.inputs import InputFile
+from seqmesh.tools.inputs import InputFile, stored
 from seqmesh.tools.reading.rows import ColumnError, batch_rows, row_records, wanted_columns
 from seqmesh.tools.records import Reading, Record
 
@@ -58,7 +58,7 @@ def _opened(file: InputFile) -> Iterator[Any]:
         with pa.memory_map(file.path) as mapped:
             yield mapped
     else:
-        with file.filesystem.open(file.path, "rb") as stored, pa.PythonFile(stored, mode="r") as source:
+        with stored(file) as raw, pa.PythonFile(raw, mode="r") as source:
             yield source
 
 

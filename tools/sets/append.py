@@ -25,7 +25,7 @@ from seqmesh.tools.sets.carry import (
 )
 from seqmesh.tools.sets.folder import check_local, only_one
 from seqmesh.tools.sets.merge import complete
-from seqmesh.tools.sets.progress import Share, ignore, progress_on, said_on, stretch
+from seqmesh.tools.sets.progress import Share, ignore, progress_on, say_made, stretch
 from seqmesh.tools.sets.reading import InputSet
 from seqmesh.tools.shard_writer import shard_name
 
@@ -84,6 +84,4 @@ def run(*, folder: Path, data: Sequence[str], console: Console | None = None) ->
     console = console or Console()
     with progress_on(console, "appending", "tokens appended") as progress:
         manifest = append_sets(folder, data, progress=progress)
-    said_on(console)(
-        f"{folder}: {manifest.documents:,} documents, {manifest.tokens:,} tokens, {len(manifest.shards):,} shards"
-    )
+    say_made(console, folder, manifest)

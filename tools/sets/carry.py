@@ -27,6 +27,7 @@ from seqmesh.tools.sets.blocks import Codes
 from seqmesh.tools.sets.progress import Share
 from seqmesh.tools.sets.reading import InputSet
 from seqmesh.tools.shard_writer import MAX_SOURCES, shard_name
+from seqmesh.tools.tokenizers.fingerprint import template_part, tokenizer_part
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -56,16 +57,43 @@ class Gathered:
 
 
 def check_alike(sets: Sequence[InputSet]) -> None:
-    """Raises ValueError where two sets were not made by the same tokenizer in the same way."""
+    """Raises ValueError where two sets were not made by the same tokenizer in the same way, or hold conversations by
+    different templates."""
     first = sets[0]
     for other in sets[1:]:
-        for name in ("tokenizer", "vocab_size", "eod_id", "bod_id"):
-            one, two = getattr(first.manifest, name), getattr(other.manifest, name)
+        for name, (one, two) in _compared(first.manifest, other.manifest).items():
             if one != two:
                 raise ValueError(
                     f"{first.data} and {other.data} can not be one set: {name} is {one} in the first and {two} in the "
                     "other; prepare one of them again with the tokenizer of the other"
                 )
+    _check_templates(sets)
+
+
+def common_tokenizer(manifests: Sequence[Manifest]) -> str:
+    """What is recorded of the tokenizer of sets that are alike: with the template where one of them has it."""
+    names = [manifest.tokenizer for manifest in manifests]
+    return next(filter(template_part, names), names[0])
+
+
+def _compared(one: Manifest, two: Manifest) -> dict[str, tuple[Any, Any]]:
+    """What must be the same, in both."""
+    names = ("vocab_size", "eod_id", "bod_id")
+    tokenizers = tokenizer_part(one.tokenizer), tokenizer_part(two.tokenizer)
+    return {"tokenizer": tokenizers} | {name: (getattr(one, name), getattr(two, name)) for name in names}
+
+
+def _check_templates(sets: Sequence[InputSet]) -> None:
+    """Documents of text go with any conversations."""
+    with_template = [(each, part) for each in sets if (part := template_part(each.manifest.tokenizer))]
+    for other, template in with_template[1:]:
+        first, common = with_template[0]
+        if template != common:
+            raise ValueError(
+                f"{first.data} and {other.data} can not be one set: their conversations are written by different chat "
+                f"templates ({common} in the first, {template} in the other); prepare one of them again with the "
+                "template of the other"
+            )
 
 
 def check_not_repeated(groups: Sequence[tuple[str, Sequence[FileEntry]]]) -> None:

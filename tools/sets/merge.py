@@ -19,13 +19,14 @@ from seqmesh.tools.sets.carry import (
     carry_same,
     check_alike,
     check_not_repeated,
+    common_tokenizer,
     copy_quarantines,
     copy_tokenizer,
     summed,
     united,
 )
 from seqmesh.tools.sets.folder import new_folder
-from seqmesh.tools.sets.progress import Share, ignore, progress_on, said_on, stretch
+from seqmesh.tools.sets.progress import Share, ignore, progress_on, say_made, stretch
 from seqmesh.tools.sets.reading import InputSet
 
 
@@ -61,7 +62,7 @@ def complete(
     manifest = Manifest(
         token_dtype=first.token_dtype,
         vocab_size=first.vocab_size,
-        tokenizer=first.tokenizer,
+        tokenizer=common_tokenizer([each.manifest for each in sets]),
         eod_id=first.eod_id,
         bod_id=first.bod_id,
         sources=tuple(sources),
@@ -78,6 +79,4 @@ def run(*, out: Path, data: Sequence[str], console: Console | None = None) -> No
     console = console or Console()
     with progress_on(console, "merging", "tokens merged") as progress:
         manifest = merge_sets(out, data, progress=progress)
-    said_on(console)(
-        f"{out}: {manifest.documents:,} documents, {manifest.tokens:,} tokens, {len(manifest.shards):,} shards"
-    )
+    say_made(console, out, manifest)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress as Bar
+
+from seqmesh.loader.manifest import Manifest
 
 QUIET_SECONDS = 5.0  # between lines of progress where there is no terminal
 
@@ -22,6 +25,11 @@ def ignore(_: object) -> None:
 def said_on(console: Console) -> Say:
     """Notices as lines of their own, whatever signs they hold."""
     return lambda message: console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+def say_made(console: Console, folder: Path, made: Manifest) -> None:
+    """How much a set holds by now, as a command's last line."""
+    said_on(console)(f"{folder}: {made.documents:,} documents, {made.tokens:,} tokens, {len(made.shards):,} shards")
 
 
 def stretch(progress: Share, start: float, length: float) -> Share:

@@ -19,7 +19,7 @@ from seqmesh.packer.permute import permutation, shuffle_key
 from seqmesh.tools.sets.blocks import Block, Shelf, add_block
 from seqmesh.tools.sets.carry import copy_quarantines, copy_tokenizer
 from seqmesh.tools.sets.folder import new_folder
-from seqmesh.tools.sets.progress import Share, ignore, progress_on, said_on
+from seqmesh.tools.sets.progress import Share, ignore, progress_on, say_made
 from seqmesh.tools.sets.reading import BLOCK_TOKENS, InputSet
 from seqmesh.tools.sets.remake import writer_like
 from seqmesh.tools.shard_writer import DEFAULT_SHARD_TOKENS
@@ -55,7 +55,7 @@ def run(*, data: str, out: Path, shard_tokens: int, shuffle_seed: int | None, co
     console = console or Console()
     with progress_on(console, "resharding", "tokens written") as progress:
         made = reshard_set(data, out, shard_tokens=shard_tokens, shuffle_seed=shuffle_seed, progress=progress)
-    said_on(console)(f"{out}: {made.documents:,} documents, {made.tokens:,} tokens, {len(made.shards):,} shards")
+    say_made(console, out, made)
 
 
 def _drawn(given: InputSet, seed: int) -> Iterator[Block]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import xxhash
 from tokenizers import Tokenizer
 
@@ -23,6 +24,7 @@ from seqmesh.loader.manifest import Manifest
 from seqmesh.tools.claim import MODEL_NAME, TOKENIZER_NAME, TOKENIZER_NAMES
 from seqmesh.tools.tokenizers import tiktoken_file
 from seqmesh.tools.tokenizers.engine import Ids, Lengths
+from seqmesh.tools.tokenizers.fingerprint import tokenizer_part
 from seqmesh.tools.tokenizers.sentencepiece_model import SentencePieceModel
 from seqmesh.tools.tokenizers.training import END_OF_DOCUMENT
 
@@ -114,7 +116,7 @@ def parse_recorded(data: bytes, name: str, manifest: Manifest) -> TokenizerFile:
     plain = parse_tokenizer(data, name=name, eod_token=NONE).tokenizer
     begin, end = (None if id is None else plain.id_to_token(id) for id in (manifest.bod_id, manifest.eod_id))
     for parse_special in (False, True):  # the manifest does not say; the fingerprint does
-        if _fingerprint(data, _options(begin, end, parse_special)) == manifest.tokenizer:
+        if _fingerprint(data, _options(begin, end, parse_special)) == tokenizer_part(manifest.tokenizer):
             return _parse_again(data, name, begin or NONE, end or NONE, parse_special)
     raise ValueError(f"{name} is not the tokenizer of this set: its fingerprint is not {manifest.tokenizer}")
 
@@ -142,7 +144,7 @@ def parse_tokenizer(
         tokenizer = Tokenizer.from_str(data.decode())
     except Exception as error:  # the library raises plain Exception
         raise ValueError(f"{name} is not a tokenizer.json that the tokenizers library reads: {error}") from error
-    model = json.loads(data)["model"]
+    model = orjson.loads(data)["model"]
     if model.get("dropout"):
         raise ValueError(
             f"{name} asks for BPE dropout ({model['dropout']}): ids would differ from run to run; remove it"

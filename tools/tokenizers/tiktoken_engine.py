@@ -5,19 +5,22 @@ It also needs less memory for very long documents (the reference takes some 400 
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
-import tiktoken
+import orjson
 from tokenizers import Tokenizer
 
 from seqmesh.tools.tokenizers.byte_level import composes, matched_tokens, merge_ranks
 from seqmesh.tools.tokenizers.engine import Engine, Ids, Lengths, TokenizersEngine, flat, usable_threads
 from seqmesh.tools.tokenizers.file import TokenizerFile
 from seqmesh.tools.tokenizers.patterns import PART_CHARACTERS, PIECE_CHARACTERS, SplitPattern, cut_text, pattern_of
+
+if TYPE_CHECKING:
+    import tiktoken
 
 # tiktoken's regular expressions run out of stack (a million steps) on longer runs of spaces, and it slows down on long
 # runs without any; pieces above this go to the reference.
@@ -71,9 +74,11 @@ class TiktokenEngine(Engine):
 
 def tiktoken_engine(file: TokenizerFile, *, threads: int | None = None) -> TiktokenEngine:
     """Build the twin of a byte-level BPE tokenizer. Raises ValueError, saying why, where its kind has none."""
+    import tiktoken  # here: the twin is only built where no faster engine is proved
+
     if not isinstance(file.tokenizer, Tokenizer) or file.parse_special:
         raise ValueError("it is a SentencePiece model" if not file.parse_special else "special tokens are to be parsed")
-    config = json.loads(file.data)
+    config = orjson.loads(file.data)
     composing, pattern = composes(config), pattern_of(config)
     encoding = tiktoken.Encoding(
         file.fingerprint, pat_str=pattern.fast, mergeable_ranks=merge_ranks(config), special_tokens={}

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import tiktoken
 from tokenizers import Tokenizer
 
 from seqmesh.tools.tokenizers.byte_level import byte_alphabet
@@ -153,6 +152,8 @@ def _merges(ordered: Sequence[bytes], ranks: dict[bytes, int]) -> Iterator[tuple
 
 
 def _prove(config: bytes, ranks: dict[bytes, int], regex: str, name: str) -> None:
+    import tiktoken  # here: other tokenizer files do without it
+
     try:
         encoding = tiktoken.Encoding(name, pat_str=regex, mergeable_ranks=ranks, special_tokens={})
     except ValueError as error:

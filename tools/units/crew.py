@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -38,6 +38,7 @@ from seqmesh.tools.units.filters import Filters
 AHEAD = 2
 MIN_UNITS = 4  # for each worker
 
+Task = TypeVar("Task")  # a unit under way
 Encode = Callable[[Iterable[Unit]], Iterator[tuple[Unit, Encoded]]]
 
 
@@ -84,26 +85,35 @@ class Crew(AbstractContextManager["Crew"]):
 
         Raises what a worker raised, when its unit's turn comes; ChildProcessError naming the unit where one died.
         """
-        source = iter(units)
-        under_way: deque[tuple[Unit, _Lane, Future[Encoded]]] = deque()
-        failure: Exception | None = None
-        while True:
-            while failure is None and len(under_way) < AHEAD * len(self._lanes):
-                try:
-                    unit = next(source, None)
-                except Exception as error:
-                    failure = error
-                    break
+        for tasks in under_way(units, lambda: AHEAD * len(self._lanes), self._give):
+            unit, lane, future = tasks.popleft()
+            yield unit, lane.result(unit, future)
+
+    def _give(self, unit: Unit) -> tuple[Unit, _Lane, Future[Encoded]]:
+        lane = min(self._lanes, key=_Lane.load)
+        return unit, lane, lane.submit(unit)
+
+
+def under_way(units: Iterable[Unit], most: Callable[[], int], give: Callable[[Unit], Task]) -> Iterator[deque[Task]]:
+    """Give out units as long as fewer than `most` are under way, and hand over those that are, in order: whoever
+    iterates takes the first away. An error in `units` or of `give` is raised once all before it are taken."""
+    source = iter(units)
+    tasks: deque[Task] = deque()
+    failure: Exception | None = None
+    while True:
+        while failure is None and len(tasks) < most():
+            try:
+                unit = next(source, None)
                 if unit is None:
                     break
-                lane = min(self._lanes, key=_Lane.load)
-                under_way.append((unit, lane, lane.submit(unit)))
-            if not under_way:
-                break
-            unit, lane, future = under_way.popleft()
-            yield unit, lane.result(unit, future)
-        if failure:
-            raise failure
+                tasks.append(give(unit))
+            except Exception as error:
+                failure = error
+        if not tasks:
+            break
+        yield tasks
+    if failure:
+        raise failure
 
 
 class _Lane:

@@ -58,13 +58,13 @@ class Encoded:
     files: Int64Array  # [R]
     records: Int64Array  # [R]
     offsets: Int64Array  # [R]
+    sources: list[str]  # [R]
     records_in_last: int
     bad: tuple[BadRecord, ...]
     ids: npt.NDArray[np.unsignedinteger[Any]]
     lengths: Lengths  # [K]
     sizes: Int64Array  # [K] UTF-8 bytes
     doc_ids: list[str | None]  # [K]
-    sources: list[str]  # [K]
     hashes: bytes
     reserved: tuple[int, int] | None
     metadata: list[str | None]  # [K]
@@ -104,13 +104,13 @@ class Encoder:
             files=np.array(page.files, np.int64),
             records=np.array(page.records, np.int64),
             offsets=np.array(page.offsets, np.int64),
+            sources=page.sources,
             records_in_last=page.records_in_last,
             bad=tuple(page.bad),
             ids=self._narrow(ids),
             lengths=lengths,
             sizes=np.array(page.sizes, np.int64)[kept],
             doc_ids=[page.doc_ids[i] for i in numbers],
-            sources=[page.sources[i] for i in numbers],
             hashes=b"".join(text_hash(_told_apart(page, i)) for i in numbers) if self._filters.dedup else b"",
             reserved=reserved,
             metadata=[page.metadata[i] for i in numbers],

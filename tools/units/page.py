@@ -20,10 +20,10 @@ from seqmesh.tools.units.cut import Unit
 class Page:
     """What a unit holds: one entry a record, in order.
 
-    texts: None where a record is bad; `bad` holds those, in order. doc_ids: None where a document is called by a number
-    that is not known here. files, records, offsets, keys: as in `Place`. records_in_last: lines before the end of what
-    is read of the last file.
-    metadata: of columns that are kept. chats: of conversations, by their numbers here, the documents.
+    texts: None where a record is bad; `bad` holds those, in order, and their source is that of their file. doc_ids:
+    None where a document is called by a number that is not known here. files, records, offsets, keys: as in `Place`.
+    records_in_last: lines before the end of what is read of the last file. metadata: of columns that are kept. chats:
+    of conversations, by their numbers here, the documents.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def _add(page: Page, records: Iterable[Record]) -> None:
             page.metadata.append(None)
             page.texts.append(None)
             page.doc_ids.append(None)
-            page.sources.append("")
+            page.sources.append(place.reading.file.source)
         else:
             if place.reading.columns.chat is not None:
                 page.chats[len(page.texts)] = record

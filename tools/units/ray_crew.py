@@ -15,7 +15,6 @@ store on its node hold at most workers × AHEAD units and their tokens; a node's
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ from seqmesh.tools.documents import stretch
 from seqmesh.tools.inputs import InputFile
 from seqmesh.tools.records import Reading
 from seqmesh.tools.tokenizers.engines import build_engine
-from seqmesh.tools.units.crew import AHEAD, Job, workers_for
+from seqmesh.tools.units.crew import AHEAD, Job, under_way, workers_for
 from seqmesh.tools.units.cut import Unit
 from seqmesh.tools.units.encoder import Encoded, Encoder
 
@@ -81,32 +80,19 @@ class RayCrew:
         ChildProcessError naming a unit whose workers died TRIES times; TimeoutError where no node has room for any
         worker; RuntimeError where a worker cannot be what it must.
         """
-        source = iter(units)
-        under_way: deque[_Task] = deque()
-        failure: Exception | None = None
-        while True:
-            while failure is None and len(under_way) < AHEAD * len(self._ready()):
-                try:
-                    unit = next(source, None)
-                    task = _Task(unit) if unit else None
-                except Exception as error:
-                    failure = error
-                    break
-                if task is None:
-                    break
-                under_way.append(task)
-                self._submit(task)
-            if not under_way:
-                break
-            self._settle(under_way)
-            task = under_way.popleft()
+        for tasks in under_way(units, lambda: AHEAD * len(self._ready()), self._give):
+            self._settle(tasks)
+            task = tasks.popleft()
             yield task.given, task.outcome.result()
-        if failure:
-            raise failure
 
-    def _settle(self, under_way: Iterable[_Task]) -> None:
+    def _give(self, unit: Unit) -> _Task:
+        task = _Task(unit)
+        self._submit(task)
+        return task
+
+    def _settle(self, tasks: Sequence[_Task]) -> None:
         """Wait until the first unit is done. Units whose worker dies meanwhile are given to another."""
-        first, *_ = tasks = [*under_way]
+        first = tasks[0]
         while not first.outcome.done():
             waiting = {task.ref: task for task in tasks if not task.outcome.done()}
             done, _ = self._ray.wait([*waiting], num_returns=1)

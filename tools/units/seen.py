@@ -1,7 +1,7 @@
 """Which texts a run has met, by hash, and the file that remembers those of finished shards.
 
 `texts.xxh3` lies in the output folder while a run that removes duplicates is unfinished: HASH_BYTES a document, in the
-order of the set. A shard's hashes are on the disk before the journal speaks of the shard, with a checksum; what comes
+order of the input. A shard's hashes are on the disk before the journal speaks of the shard, with a checksum; what comes
 after the last shard is cut off and met again.
 """
 

@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from seqmesh.kernels.rotary import RotaryScaling
+from seqmesh.loader.explain import explain
 from seqmesh.trainer.models.config import Biases, ModelConfig
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
@@ -20,6 +23,7 @@ DECIDED = (  # by weights: what these are in a model can not be chosen when it s
     *("block", "norm", "activation", "biases", "tied_embeddings"),
 )
 
+_ADAPTER = TypeAdapter(ModelConfig)
 _ROOT = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 _BLOCK = {
     "attention_norm": "input_layernorm",
@@ -56,24 +60,28 @@ def from_json(data: Mapping[str, Any]) -> ModelConfig:
     heads, own_width = data["num_attention_heads"], data.get("head_dim")
     if kind != "llama":
         _check_told(data, ("num_key_value_heads",))
-    rope = data.get("rope_parameters") or {}
-    return ModelConfig(
-        vocab_size=data["vocab_size"],
-        width=data["hidden_size"],
-        layers=data["num_hidden_layers"],
-        heads=heads,
-        kv_heads=data.get("num_key_value_heads") or heads,
-        head_width=None if own_width is None or own_width * heads == data["hidden_size"] else own_width,
-        ffn_width=data["intermediate_size"],
-        block="serial",
-        windows=_windows(kind, data),
-        biases=_biases(kind, data),
-        rope_base=float(rope.get("rope_theta", data.get("rope_theta", 10_000.0))),
-        rope_scaling=_scaling(rope or data.get("rope_scaling") or {}, data),
-        norm_eps=data.get("rms_norm_eps", 1e-6),
-        init_std=data.get("initializer_range", 0.02),
-        tied_embeddings=data.get("tie_word_embeddings", False),
-    )
+    rope = _rope(data)
+    fields = {
+        "vocab_size": data["vocab_size"],
+        "width": data["hidden_size"],
+        "layers": data["num_hidden_layers"],
+        "heads": heads,
+        "kv_heads": data.get("num_key_value_heads") or heads,
+        "head_width": None if own_width is None or own_width * heads == data["hidden_size"] else own_width,
+        "ffn_width": data["intermediate_size"],
+        "block": "serial",
+        "windows": _windows(kind, data),
+        "biases": _biases(kind, data),
+        "rope_base": rope.get("rope_theta", data.get("rope_theta", 10_000.0)),
+        "rope_scaling": _scaling(rope, data),
+        "norm_eps": data.get("rms_norm_eps", 1e-6),
+        "init_std": data.get("initializer_range", 0.02),
+        "tied_embeddings": data.get("tie_word_embeddings", False),
+    }
+    try:
+        return _ADAPTER.validate_python(fields)
+    except ValidationError as error:
+        raise ValueError(f"is no model: {explain(error)}") from error
 
 
 def to_json(config: ModelConfig) -> dict[str, Any]:
@@ -136,7 +144,9 @@ def _windows(kind: str, data: Mapping[str, Any]) -> tuple[int | None, ...]:
         return (None,)
     window, first = data.get("sliding_window", 4096), data.get("max_window_layers", 28)
     types = data.get("layer_types") or ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
-    if unknown := set(types) - {"sliding_attention", "full_attention"}:
+    if not isinstance(types, list):
+        raise ValueError(f"layer_types is {types!r}: must be a list")
+    if unknown := set(map(str, types)) - {"sliding_attention", "full_attention"}:
         raise ValueError(f"layer_types has {', '.join(sorted(unknown))}: must be sliding_attention or full_attention")
     if len(types) != layers:
         raise ValueError(f"layer_types has {len(types)} entries: num_hidden_layers is {layers}")
@@ -149,7 +159,16 @@ def _shortest(windows: list[int | None]) -> tuple[int | None, ...]:
     return tuple(windows[: next(fits)])
 
 
-def _scaling(said: Mapping[str, Any], data: Mapping[str, Any]) -> RotaryScaling | None:
+def _rope(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is said of rotary positions; of version 5 of transformers the base, too."""
+    name = "rope_parameters" if data.get("rope_parameters") else "rope_scaling"
+    said = data.get(name) or {}
+    if not isinstance(said, dict) or any(isinstance(value, dict) for value in said.values()):
+        raise ValueError(f"{name} is {said!r}: must be one set of numbers for all layers")
+    return said
+
+
+def _scaling(said: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = said.get("rope_type", said.get("type", "default"))
     if kind == "default":
         return None
@@ -161,7 +180,7 @@ def _scaling(said: Mapping[str, Any], data: Mapping[str, Any]) -> RotaryScaling 
     length = said.get("original_max_position_embeddings", data.get("max_position_embeddings"))
     if length is None:
         raise ValueError("rope_scaling lacks original_max_position_embeddings")
-    return RotaryScaling(**{name: said[name] for name in names}, original_length=length)
+    return {name: said[name] for name in names} | {"original_length": length}
 
 
 def _scaling_json(scaling: RotaryScaling) -> dict[str, Any]:

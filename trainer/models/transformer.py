@@ -82,7 +82,7 @@ def init_weights(model: Transformer, seed: int) -> None:
             continue
         to_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
         scaled = std / math.sqrt(2 * model.config.layers) if to_residual else std
-        local.copy_(torch.randn(weight.shape, generator=generator)[rows] * scaled)
+        local.copy_(torch.randn(weight.shape, generator=generator, device="cpu")[rows] * scaled)
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:

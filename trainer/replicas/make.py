@@ -11,13 +11,21 @@ from seqmesh.trainer.replicas.replica import Replica, Sharding
 from seqmesh.trainer.replicas.replicated import Replicated
 
 
+def sharding_of(ranks: Ranks, mode: Mode, sharding: Sharding | None) -> Sharding:
+    """None is what suits the mode: replicated for `free`, parameters for `waves`. One rank has nothing to spread:
+    replicated."""
+    if ranks.count == 1:
+        return "replicated"
+    return sharding or ("replicated" if mode == "free" else "parameters")
+
+
 def make_replica(
     model: Transformer, ranks: Ranks, mode: Mode, sharding: Sharding | None = None, *, extra: int
 ) -> Replica:
-    """Spread a model over the ranks, in place. sharding: None for what suits the mode: replicated for `free`,
-    parameters for `waves`. One rank has nothing to spread: replicated."""
-    chosen = sharding or ("replicated" if mode == "free" else "parameters")
-    if ranks.count == 1 or chosen == "replicated":
+    """Spread a model over the ranks, in place, as `sharding_of` says. One on the meta device gets memory for what this
+    rank keeps, and no weights: parameters must then be sharded."""
+    chosen = sharding_of(ranks, mode, sharding)
+    if chosen == "replicated":
         return Replicated(model, ranks, extra=extra)
     if chosen == "optimizer":
         return OptimizerSharded(model, ranks, extra=extra)

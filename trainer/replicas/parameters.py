@@ -33,12 +33,15 @@ from seqmesh.trainer.replicas.totals import Totals
 
 
 class ParametersSharded:
-    """A model under FSDP2, in place. Its parameters, as the optimizer and checkpoints see them, are DTensors."""
+    """A model under FSDP2, in place. Its parameters, as the optimizer and checkpoints see them, are DTensors. One on
+    the meta device gets memory for this rank's part of it, and no weights."""
 
     def __init__(self, model: Transformer, ranks: Ranks, mode: Mode, *, extra: int) -> None:
         self.runs_every_wave = mode == "waves"
         self._model, self._ranks = model, ranks
         self._modules = _shard(model, ranks, gather_again=self.runs_every_wave)
+        if next(model.parameters()).is_meta:
+            model.to_empty(device=ranks.device)
         self._named = dict(model.named_parameters())  # now: FSDP shows other tensors while they are gathered
         self._totals = Totals(ranks, extra)
         self.extra = self._totals.extra

@@ -43,8 +43,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def report_of(folder: Path, **options: Any) -> PrepareReport:
-    fields: dict[str, Any] = {"engine": "tiktoken", "engine_reason": "proved", "source_documents": {}}
-    return PrepareReport(manifest=_manifest(folder), seconds=2.0, source_tokens={}, **fields | options)
+    fields: dict[str, Any] = {"engine": "tiktoken", "engine_reason": "proved"}
+    return PrepareReport(manifest=_manifest(folder), seconds=2.0, **fields | options)
 
 
 def _manifest(folder: Path) -> Manifest:

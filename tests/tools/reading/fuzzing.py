@@ -199,7 +199,7 @@ def _from_units(file: InputFile, columns: Columns) -> Iterator[tuple[Any, ...]]:
 def _key(record: Record) -> tuple[Any, ...]:
     place = record.place
     if isinstance(record, BadRecord):
-        return place.record, place.offset, "", "", "", record.reason
+        return place.record, place.offset, "", "", place.reading.file.source, record.reason
     return place.record, place.offset, record.text, record.doc_id, record.source, ""
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +17,7 @@ from seqmesh.tools.sets.folder import new_folder
 from seqmesh.tools.sets.reshard import reshard_set
 from seqmesh.tools.sets.split import parse_part, split_set
 from tests.tools.sets.sets import VOCAB, a_set, assert_whole, bytes_of, rows_of
+from tests.warm import ran
 
 
 def test_what_a_killed_run_left_is_replaced_and_two_runs_do_not_mix(tmp_path: Path) -> None:
@@ -96,8 +94,7 @@ reshard.reshard_set(sys.argv[1], Path(sys.argv[2]), shard_tokens=50)
 
 def test_a_killed_command_leaves_nothing_under_the_name_and_can_be_repeated(tmp_path: Path) -> None:
     data, out = a_set(tmp_path / "set", 40), tmp_path / "out"
-    command = [sys.executable, "-c", KILLED, str(data), str(out)]
-    done = subprocess.run(command, timeout=120, env=os.environ, capture_output=True, text=True)
+    done = ran("-c", KILLED, data, out)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not out.exists()
     reshard_set(str(data), out, shard_tokens=50)

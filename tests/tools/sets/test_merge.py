@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from seqmesh.tools.shard_writer import write_shards
 from seqmesh.tools.verify import verify_set
 from tests.support import forget_sources
 from tests.tools.sets.sets import a_set, assert_whole, bytes_of, rows_of
+from tests.warm import ran
 
 FIRST = "shard-00000.arrow"
 
@@ -224,8 +222,7 @@ def test_an_append_that_is_killed_leaves_the_old_set_whole_and_can_be_repeated(
     old = rows_of(pair[0])
     renames = len(merged.shards) - len(read_manifest(pair[0]).shards) + 2  # new shards, the index, the manifest
     for at in (2, renames):
-        command = [sys.executable, "-c", KILLED, str(pair[0]), str(pair[1]), str(at)]
-        done = subprocess.run(command, timeout=120, env=os.environ, capture_output=True, text=True)
+        done = ran("-c", KILLED, *pair, str(at))
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert [problem for problem in verify_set(pair[0]) if not problem.warning] == []
         assert rows_of(pair[0]) == old

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from seqmesh.tools.tokenizers.tiktoken_engine import tiktoken_engine as tiktoken
 
 @pytest.fixture(scope="module")
 def file(tokenizer_path: Path) -> TokenizerFile:
-    return load_tokenizer(tokenizer_path)
+    """One that splits as GPT-2's, which quicktok does not know."""
+    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return with_fields(tokenizer_path, pre_tokenizer=step)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +63,15 @@ def test_cut_text_encodes_as_the_whole(text: str, size: int, file: TokenizerFile
 @pytest.mark.parametrize("text", ["x" + " " * 700_000 + "y", "ab" * 300_000, "word and word\n" * 40_000])
 def test_very_long_documents_neither_overflow_nor_differ(text: str, file: TokenizerFile, twin: TiktokenEngine) -> None:
     assert np.array_equal(twin.encode([text])[0], reference_engine(file).encode([text])[0])
+
+
+def test_a_trained_tokenizer_runs_on_the_fastest_engine(tokenizer_path: Path, texts: list[str]) -> None:
+    trained = load_tokenizer(tokenizer_path)
+    fastest = "quicktok" if find_spec("quicktok") else "tiktoken"
+    engine = choose_engine(trained, texts).engine
+    assert engine.name == fastest
+    for text, ids in zip(HARD_TEXTS, engine.encode(HARD_TEXTS), strict=True):
+        assert trained.tokenizer.decode(ids.tolist(), skip_special_tokens=False) == text
 
 
 def test_auto_takes_the_twin_where_it_is_proved(file: TokenizerFile, texts: list[str]) -> None:

@@ -33,11 +33,12 @@ pytest.importorskip("ray")
 
 @pytest.fixture(scope="module")
 def folder(texts: list[str]) -> Iterator[Path]:
-    """Lines in a plain file, which workers read, and in a compressed one, which travels."""
+    """Lines in a plain file, which workers read, in a compressed one, which travels, and for standard input."""
     with short_folder() as path:
         (path / "in").mkdir()
         lines = [json.dumps({"text": f"{text}{number}"}) + "\n" for number in range(2) for text in texts]
         (path / "in" / "a.jsonl").write_text("".join(lines))
+        (path / "lines").write_text("".join(lines[::2]))
         (path / "in" / "b.jsonl.gz").write_bytes(gzip.compress("".join(reversed(lines)).encode()))
         yield path
 
@@ -51,16 +52,19 @@ def test_output_is_the_same_whatever_happens_to_workers_and_nodes(
     found: dict[str, Any], folder: Path, tokenizer_path: Path
 ) -> None:
     here = folder / "here"
-    prepare(
-        PrepareOptions(
-            inputs=(str(folder / "in"),),
-            out=here,
-            tokenizer=str(tokenizer_path),
-            engine="tokenizers",
-            shard_tokens=SHARD_TOKENS,
+    with (folder / "lines").open() as lines, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", lines)
+        prepare(
+            PrepareOptions(
+                inputs=(str(folder / "in"), "-"),
+                out=here,
+                tokenizer=str(tokenizer_path),
+                engine="tokenizers",
+                shard_tokens=SHARD_TOKENS,
+            )
         )
-    )
     assert found["faults"]["updates"] > 60  # the last of the faults had come by then
+    assert found["faults"]["travelled"] > 3  # units of standard input
     names = sorted(path.name for path in here.iterdir())
     assert sorted(path.name for path in (folder / "out").iterdir()) == names
     assert len(names) > 10

@@ -172,8 +172,11 @@ def change_config(folder: Path, **fields: Any) -> None:
         ({"mlp_bias": True}, "attention_bias is False and mlp_bias True"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_scaling is of type 'yarn'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_scaling lacks low_freq_factor, high_freq_"),
-        ({"num_key_value_heads": 3}, "kv_heads is 3: must divide heads, 4"),
+        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters is .*: must be one set of numbers"),
+        ({"rms_norm_eps": "small"}, "is no model: norm_eps: Input should be a valid number"),
+        ({"num_key_value_heads": 3}, "is no model: kv_heads is 3: must divide heads, 4"),
         ({"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["chunked"]}, "layer_types has chunked"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "layer_types": 3}, "layer_types is 3: must be a list"),
     ],
     ids=str,
 )

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from seqmesh.kernels.layout import Layout, Ring
@@ -18,12 +17,16 @@ from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.huggingface import load_huggingface, save_huggingface
 from seqmesh.trainer.models.places import place_of
 from seqmesh.trainer.models.transformer import Transformer, init_weights
+from seqmesh.trainer.optim.config import OptimConfig
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Part
+from seqmesh.trainer.replicas.make import make_replica
+from seqmesh.trainer.replicas.replica import Sharding
 from tests.kernels.reference import layout_of, positions_of, relative_error
 from tests.ranks import run_ranks
 
 RANKS = 2
+SHARDINGS: tuple[Sharding, ...] = ("replicated", "optimizer", "parameters")
 CONFIG = ModelConfig(vocab_size=37, width=24, layers=3, heads=4, kv_heads=2, head_width=8, ffn_width=41, init_std=0.2)
 LLAMA = replace(CONFIG, block="serial", biases="qkv")
 WINDOWED = (
@@ -67,29 +70,36 @@ def piece_positions(length: int, ranks: Ranks) -> Tensor:
     return torch.cat((torch.arange(*early), torch.arange(*late)))
 
 
-def sharded_on_meta(config: ModelConfig) -> Transformer:
-    """Sharded as FSDP2 does it, before it has any memory."""
+def sharded_on_meta(config: ModelConfig, ranks: Ranks) -> Transformer:
+    """Sharded before it has any memory."""
     with torch.device("meta"):
         model = Transformer(config, seed=0).double()
-    for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
-    model.to_empty(device="cpu")
+    make_replica(model, ranks, "waves", extra=1)
     return model
 
 
 def work(ranks: Ranks, folder: Path) -> None:
     torch.set_num_threads(1)
-    drawn = sharded_on_meta(replace(LLAMA, biases="all"))
+    drawn = sharded_on_meta(replace(LLAMA, biases="all"), ranks)
     init_weights(drawn, seed=5)
     same(drawn, Transformer(replace(LLAMA, biases="all"), seed=5))
-    loaded = sharded_on_meta(LLAMA)
-    load_huggingface(folder, LLAMA, dict(loaded.named_parameters()))
-    same(loaded, Transformer(LLAMA, seed=3))
+    for sharding in SHARDINGS:
+        same(started(folder, ranks, sharding), Transformer(LLAMA, seed=3))
     for config in WINDOWED:
         expected = one_process(config, (*RINGS, *WHOLE))
         for found, wanted in zip(ring_gradients(ranks, config), expected, strict=True):
             assert relative_error(found, wanted) <= 1e-9
+
+
+def started(folder: Path, ranks: Ranks, sharding: Sharding) -> Transformer:
+    """From weights, as a job does it: each rank reads what it holds."""
+    model = Transformer(LLAMA, seed=0).double()
+    replica = make_replica(model, ranks, "free", sharding, extra=1)
+    optimizer = replica.make_optimizer(OptimConfig())
+    held = {name: tensor for name, tensor in replica.tensors(optimizer).items() if name.startswith("model/")}
+    load_huggingface(folder, LLAMA, {name.removeprefix("model/"): tensor for name, tensor in held.items()})
+    replica.loaded(optimizer)
+    return model
 
 
 def same(model: Transformer, expected: Transformer) -> None:
@@ -97,8 +107,8 @@ def same(model: Transformer, expected: Transformer) -> None:
     assert parameters.keys() == expected.state_dict().keys()
     for name, weight in expected.state_dict().items():
         parameter = parameters[name]
-        assert isinstance(parameter, DTensor)
-        assert torch.equal(parameter.full_tensor(), weight.double()), name
+        found = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        assert torch.equal(found, weight.double()), name
 
 
 def test_two_ranks_hold_and_compute_what_one_does(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""The `seqmesh` commands on finished sets: merge, append, split, reshard, convert, cat. Each one's work is a module of
-`seqmesh.tools.sets`, imported when it is run."""
+"""The commands on finished sets: inspect, verify, merge, append, split, reshard, convert, cat. The work of each is a
+module of its own, most of them in `seqmesh.tools.sets`, imported when it is run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,34 @@ VocabSize = Annotated[int | None, typer.Option(help="Of data that does not say i
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (merge, append, split, reshard, convert, cat):
+    for command in (inspect, verify, merge, append, split, reshard, convert, cat):
         app.command()(command)
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="A shard set.")],
+    show: Annotated[int | None, typer.Option(help="Print this document (a row number) as text instead.")] = None,
+    shuffle: Annotated[
+        bool,
+        typer.Option("--shuffle", help="Say instead how well shuffles mix it, and which files they need at a time."),
+    ] = False,
+    window: Annotated[
+        list[int] | None, typer.Option(help="--shuffle: files of a shuffle by blocks; may be repeated.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="--shuffle: of the order of documents (default: 0).")] = None,
+    epoch: Annotated[int | None, typer.Option(help="--shuffle: the epoch of that order (default: 0).")] = None,
+) -> None:
+    """Say what a shard set holds: rows, tokens, lengths, sources."""
+    from seqmesh.tools import inspect_set
+
+    inspect_set.run(folder=folder, show=show, shuffle=shuffle, windows=tuple(window or ()), seed=seed, epoch=epoch)
+
+
+def verify(folder: Annotated[Path, typer.Argument(help="A shard set, or a checkpoint.")]) -> None:
+    """Read a whole shard set, or a checkpoint, and list everything in it that is not as it should be."""
+    from seqmesh.tools import verify as command
+
+    command.run(folder=folder)
 
 
 def merge(
