@@ -27,6 +27,7 @@ MODULES = {
     "loss": "seqmesh.benchmarks.loss",
     "offload": "seqmesh.benchmarks.offload",
     "train": "seqmesh.benchmarks.train",
+    "lamb": "seqmesh.benchmarks.optimizers",
     "hybrid": "seqmesh.benchmarks.hybrid",
     "curves": "seqmesh.benchmarks.curves",
     "checkpoint": "seqmesh.benchmarks.checkpoints",
@@ -35,7 +36,9 @@ MODULES = {
 }
 ALL = "all"
 FILE_WIDTH = 160  # columns of tables that go into a file, which rich would take for a narrow terminal
-CALIBRATE = "calibrate"  # takes `cost_path`, too: where to write the cost file
+# What a benchmark writes besides: its keyword, and what its file is.
+COST, PLOT = "cost_path", "plot_path"
+WRITES = {"calibrate": (COST, "a cost file"), "curves": (PLOT, "a picture")}
 
 
 class Benchmark(Protocol):
@@ -58,17 +61,23 @@ def run(
     json_path: Path | None = None,
     against: tuple[str, ...] = (),
     cost_path: Path | None = None,
+    plot_path: Path | None = None,
     console: Console | None = None,
 ) -> Report:
-    """Run a benchmark, print it, write it to `json_path`; the cost model of `calibrate` to `cost_path`.
+    """Run a benchmark, print it, write it to `json_path`; the cost model of `calibrate` to `cost_path`, the picture of
+    `curves` to `plot_path`.
 
-    Raises ValueError for an unknown name, for a cost file of another benchmark, or for a peer that none of the
+    Raises ValueError for an unknown name, for a file that another benchmark writes, or for a peer that none of the
     benchmarks run knows; before anything runs.
     """
     if name not in names():
         raise ValueError(f"name is {name!r}: must be one of {', '.join(names())}")
-    if cost_path is not None and name != CALIBRATE:
-        raise ValueError(f"cost is {cost_path}: a cost file is written by {CALIBRATE} alone, not by {name}")
+    extra = {key: path for key, path in {COST: cost_path, PLOT: plot_path}.items() if path is not None}
+    for writer, (key, what) in WRITES.items():
+        if key in extra and name != writer:
+            raise ValueError(
+                f"{key.removesuffix('_path')} is {extra[key]}: {what} is written by {writer} alone, not by {name}"
+            )
     console = console or Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
     chosen = {n: cast("Benchmark", import_module(MODULES[n])) for n in (MODULES if name == ALL else (name,))}
     known = tuple(peer for benchmark in chosen.values() for peer in benchmark.PEERS)
@@ -76,7 +85,6 @@ def run(
     results = Results()
     for each, benchmark in chosen.items():
         console.print(f"measuring {each} ...", highlight=False)
-        extra = {"cost_path": cost_path} if cost_path is not None else {}
         own = tuple(peer for peer in against if peer in benchmark.PEERS)
         results += benchmark.run(quick=quick, against=own, **extra)
     where["load_after"] = load()
@@ -85,6 +93,6 @@ def run(
     if json_path is not None:
         atomic_write(json_path, report.to_json())
         console.print(f"wrote {json_path}", highlight=False)
-    if cost_path is not None:
-        console.print(f"wrote {cost_path}", highlight=False)
+    for path in extra.values():
+        console.print(f"wrote {path}", highlight=False)
     return report

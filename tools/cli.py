@@ -22,7 +22,6 @@ app = typer.Typer(
 )
 
 USER_ERRORS = (ValueError, OSError, RuntimeError, NotImplementedError)
-
 Format = Literal["safetensors", "huggingface"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
@@ -110,17 +109,18 @@ def report(run: Annotated[Path, typer.Argument(help="The run folder of a trainin
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="packer, rings, loader, train, checkpoint, planner, calibrate or all.")],
+    name: Annotated[str, typer.Argument(help="packer, loader, prepare, train, hybrid, curves or another, or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: done within 40 seconds each.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the results to this file, too.")] = None,
     against: Annotated[str, typer.Option(help="Peers to compare with, separated by commas (default: all).")] = "",
     cost: Annotated[Path | None, typer.Option(help="calibrate: write the cost file of a job here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="curves: draw them here.")] = None,
 ) -> None:
     """Measure a part against peers or the machine's roof, in the same run."""
     from seqmesh.tools import bench as command
 
     peers = tuple(filter(None, against.split(",")))
-    command.run(name=name, quick=quick, json_path=json, against=peers, cost_path=cost)
+    command.run(name=name, quick=quick, json_path=json, against=peers, cost_path=cost, plot_path=plot)
 
 
 @app.command()

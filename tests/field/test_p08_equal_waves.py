@@ -5,10 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from seqmesh.packer import CostModel, Mesh, check_plan, plan_step
-from seqmesh.packer.plan import Mode
-from tests.ranks import run_ranks
-from tests.support import make_set, settings_for
-from tests.trainer.steps import CONFIG, Job, reference, relative_error, take_all
+from tests.trainer.test_gradient import Case, check_cases
 
 LENGTHS = [8, 8, 8, 2, 2]
 COST = CostModel(linear=1, quadratic=1)
@@ -30,15 +27,6 @@ def test_ranks_with_less_run_fillers() -> None:
     assert [len(plan.pieces(1, wave)) for wave in range(2)] == [1, 0]
 
 
-def test_the_gradient_is_that_of_one_process(tmp_path: Path) -> None:
-    data = make_set(tmp_path, LENGTHS, vocab=CONFIG.vocab_size)
-    modes: tuple[Mode, ...] = ("waves", "free")
-    jobs = [
-        Job(settings=settings_for(data, ranks=2, capacity=8, tokens_per_step=24, mode=mode, epochs=None))
-        for mode in modes
-    ]
-    expected = reference(jobs[0].settings, LENGTHS).gradients
-    for rank in run_ranks(take_all, 2, jobs):
-        for taken in rank:
-            for found, wanted in zip(taken.gradients, expected, strict=True):
-                assert relative_error(found, wanted) <= 1e-9
+def test_the_steps_are_those_of_one_process(tmp_path: Path) -> None:
+    settings = {"capacity": 8, "tokens_per_step": sum(LENGTHS), "cost": COST}
+    check_cases(tmp_path, {"p08": Case(lengths=LENGTHS, settings=settings)}, 2)

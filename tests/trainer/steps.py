@@ -141,7 +141,7 @@ def _join(parts: dict[str, Part]) -> dict[str, Tensor]:
     for name, part in parts.items():
         rows = slice(part.start, part.start + len(part.local))
         values, holders = both[name].view(2, part.shape[0] if part.shape else 1, -1)
-        values[rows], holders[rows] = part.local.view(len(part.local), -1), 1
+        values[rows], holders[rows] = part.local.reshape(len(part.local), values.shape[1]), 1
     end_to_end = torch.cat([each.flatten() for each in both.values()])
     dist.all_reduce(end_to_end)
     joined = torch.split(end_to_end, [each.numel() for each in both.values()])

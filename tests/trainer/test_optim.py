@@ -1,11 +1,13 @@
 import itertools
 import math
+from typing import get_args
 
 import pytest
 import torch
 from torch import nn
 
 from seqmesh.trainer.optim import OptimConfig, learning_rate, make_optimizer, set_rate
+from seqmesh.trainer.optim.config import Name, Schedule
 from seqmesh.trainer.optim.norms import BLOCK, square_sum, square_sums
 
 
@@ -15,13 +17,13 @@ def rates_of(steps: int = 20, **changes: object) -> list[float]:
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
-def test_the_rate_warms_up_falls_and_ends_where_it_should(schedule: str) -> None:
+def test_the_rate_warms_up_falls_and_ends_where_it_should(schedule: Schedule) -> None:
     rates = rates_of(schedule=schedule)
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rates[-1] == pytest.approx(0.1)
     assert rates[4:] == sorted(rates[4:], reverse=True)
-    assert learning_rate(OptimConfig(lr=1.0, schedule=schedule), 99, 20) == pytest.approx(0.1)  # type: ignore[arg-type]
-    assert learning_rate(OptimConfig(lr=1.0, schedule=schedule), 0, 1) == 1.0  # type: ignore[arg-type]  # as above
+    assert learning_rate(OptimConfig(lr=1.0, schedule=schedule), 99, 20) == pytest.approx(0.1)
+    assert learning_rate(OptimConfig(lr=1.0, schedule=schedule), 0, 1) == 1.0
 
 
 def test_schedules_fall_as_they_are_called() -> None:
@@ -38,8 +40,8 @@ def test_schedules_fall_as_they_are_called() -> None:
 
 def test_matrices_decay_and_vectors_do_not() -> None:
     model = nn.Sequential(nn.Linear(3, 3, bias=True), nn.LayerNorm(3))
-    for name in ("adamw", "lamb"):
-        optimizer = make_optimizer(model.parameters(), OptimConfig(name=name, weight_decay=0.3))  # type: ignore[arg-type]
+    for name in get_args(Name):
+        optimizer = make_optimizer(model.parameters(), OptimConfig(name=name, weight_decay=0.3))
         assert [(len(g["params"]), g["weight_decay"]) for g in optimizer.param_groups] == [(1, 0.3), (3, 0.0)]
         set_rate(optimizer, 0.5)
         assert [g["lr"] for g in optimizer.param_groups] == [0.5, 0.5]

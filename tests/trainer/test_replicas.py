@@ -256,7 +256,7 @@ def test_gathers_are_issued_in_order_of_use_the_first_beside_the_wait_for_data(t
         assert rest[:4] == first[:4]
         assert rest[4:] in (["batch", "block 0", "block 1", *reduced], ["no batch", *reduced])
         forward = ["step", "gather root", "gather block", "batch", "gather block", "block 0", "block 1"]
-        backward = ["gather block", "reduce", "gather block", "reduce", "reduce"]
+        backward = ["gather block", "gather block", "reduce", "reduce", "reduce"]
         assert [event.removeprefix("no ") for event in waves] == [*forward, *backward] * 2
 
 

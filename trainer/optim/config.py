@@ -8,6 +8,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+Name = Literal["adamw", "lamb"]
+Schedule = Literal["cosine", "linear", "constant", "wsd"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
@@ -20,10 +23,10 @@ class OptimConfig:
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
-    name: Literal["adamw", "lamb"] = "adamw"
+    name: Name = "adamw"
     lr: float = 3e-4
     warmup: int = 0
-    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    schedule: Schedule = "cosine"
     final: float = 0.1
     decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
