@@ -85,7 +85,7 @@ class Size:
 
 
 QUICK = Size(text=2 << 20, vocabulary=512, width=64, layers=2, tokens=4_096, capacity=1_024, steps=12)
-FULL = Size(text=16 << 20, vocabulary=2_048, width=128, layers=2, tokens=6_144, capacity=2_048, steps=300)
+FULL = Size(text=16 << 20, vocabulary=2_048, width=128, layers=2, tokens=4_096, capacity=1_024, steps=300)
 
 
 def run(*, quick: bool, against: tuple[str, ...] = (), plot_path: Path | None = None) -> Results:
