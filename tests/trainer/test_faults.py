@@ -76,7 +76,7 @@ def test_ranks_are_started_again_after_the_first_has_died_and_the_job_goes_on(
     tmp_path: Path, data: Path, runtime: Path
 ) -> None:
     """The first rank takes the loader and the ranks' store with it."""
-    job = write_job(tmp_path, data, steps=8)
+    job = write_job(tmp_path, data, steps=8, checkpoint={"every": 2, "background": False})
     with start(job, "--max-restarts", "1") as process:
         wait_for_step(process, job, 3)
         os.kill(rank_pid(job, 0), signal.SIGKILL)
