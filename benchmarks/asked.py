@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from pydantic import TypeAdapter
 
 from seqmesh.trainer.parallel import Ranks, end_with_parent, join_ranks
@@ -25,3 +26,11 @@ def answer(kind: type[JobT], measure: Callable[[JobT, Ranks], Any]) -> None:
         measured = measure(TypeAdapter(kind).validate_json(Path(job).read_bytes()), ranks)
     if ranks.is_first:
         Path(out).write_text(json.dumps(asdict(measured)))
+
+
+def by_rank(number: float, ranks: Ranks) -> list[float]:
+    """Every rank's number; whole ones are exact up to 2^53."""
+    own = torch.zeros(ranks.count, dtype=torch.float64, device=ranks.device)
+    own[ranks.rank] = number
+    ranks.sum_(own)
+    return [float(each) for each in own]

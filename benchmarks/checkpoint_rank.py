@@ -6,31 +6,27 @@ All ranks begin each turn together, and the slowest one counts.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pydantic import TypeAdapter
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
+from seqmesh.benchmarks.asked import TIMEOUT, answer, by_rank
 from seqmesh.benchmarks.checkpoints import ALONE, ASYNC, BESIDE, LOAD, ONE, SAVE, STALL, WHOLE, Answer, Job
 from seqmesh.benchmarks.harness import interleave
 from seqmesh.trainer.checkpoints.config import CheckpointConfig
 from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
 from seqmesh.trainer.checkpoints.save import Saver
-from seqmesh.trainer.parallel import Ranks, end_with_parent, join_ranks
+from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Part, Saved
 
-TIMEOUT = 120.0  # seconds for any exchange
 ROW = 1_024  # numbers in a row of a tensor
 TENSORS = 36  # parameters, each with two states of the optimizer
 PRODUCT = 256  # rows of the matrices
@@ -85,7 +81,11 @@ def measure(job: Job, ranks: Ranks) -> Answer:
         candidates[SAVE] = lambda: {SAVE: _seconds(ranks, lambda: torch_save(whole, checkpoint_id=folder / "torch"))}
         candidates[ASYNC] = partial(_torch_async, whole, folder / "torch", ranks)
     taken = interleave(candidates, job.repeats)
-    return Answer(seconds=_slowest(list(taken.values())), size=_size(tensors), read=_of_all(read[-1], ranks))
+    return Answer(
+        seconds=_slowest(list(taken.values())),
+        size=_size(tensors),
+        read=[int(size) for size in by_rank(read[-1], ranks)],
+    )
 
 
 def make_tensors(job: Job, ranks: Ranks) -> Saved:
@@ -140,22 +140,5 @@ def _size(tensors: Saved) -> int:
     return sum(value.shape.numel() * 4 for value in tensors.values())
 
 
-def _of_all(number: int, ranks: Ranks) -> list[int]:
-    """Every rank's number."""
-    own = torch.zeros(ranks.count, dtype=torch.int64)
-    own[ranks.rank] = number
-    ranks.sum_(own)
-    return [int(value) for value in own]
-
-
-def main(job: str, out: str) -> None:
-    """Measure on this rank; the first one writes."""
-    end_with_parent()
-    with join_ranks(TIMEOUT) as ranks:
-        answer = measure(TypeAdapter(Job).validate_json(Path(job).read_bytes()), ranks)
-    if ranks.is_first:
-        Path(out).write_text(json.dumps(asdict(answer)))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    answer(Job, measure)

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from seqmesh.benchmarks.asked import answer
+from seqmesh.benchmarks.asked import answer, by_rank
 from seqmesh.benchmarks.harness import interleave
 from seqmesh.benchmarks.hybrid import PACKED, WAVES, Answer, Job, documents_of, plan_of
 from seqmesh.kernels.layout import Traffic
@@ -150,15 +150,6 @@ def batches_of(plan: StepPlan, drawn: Draw, shards: ShardSet, rank: int) -> list
 
 def largest_error(found: list[Tensor], expected: list[Tensor]) -> float:
     return max(float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
-
-
-def by_rank(value: float, ranks: Ranks) -> list[float]:
-    """What each rank has."""
-    own = torch.zeros(ranks.count, dtype=torch.float64)
-    own[ranks.rank] = value
-    ranks.sum_(own)
-    found: list[float] = own.tolist()
-    return found
 
 
 def _over_ranks(own: list[list[float]], operation: dist.ReduceOp.RedOpType) -> Tensor:

@@ -5,22 +5,19 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
+from seqmesh.benchmarks.asked import answer
 from seqmesh.benchmarks.calibrate_rank import timed
 from seqmesh.benchmarks.harness import interleave
 from seqmesh.benchmarks.optimizers import FUSED, LAMB, PLAIN, STRETCHES, TIMM_LAMB, Answer, Job
@@ -28,11 +25,10 @@ from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig, make_optimizer_over
 from seqmesh.trainer.optim.trained import each_by_itself
-from seqmesh.trainer.parallel import Ranks, end_with_parent, join_ranks
+from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.replicas.optimizer import OptimizerSharded
 from seqmesh.trainer.step import EXTRA
 
-TIMEOUT = 120.0  # seconds for any exchange
 CONFIG = OptimConfig(name="lamb", lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
 Step = Callable[[], None]
 
@@ -147,14 +143,5 @@ def largest_difference(ours: list[nn.Parameter], theirs: list[nn.Parameter]) -> 
     return max(float((a - b).norm() / b.norm()) for a, b in zip(*wholes, strict=True))
 
 
-def main(job: str, out: str) -> None:
-    """Measure on this rank; the first one writes."""
-    end_with_parent()
-    with join_ranks(TIMEOUT) as ranks:
-        answer = measure(TypeAdapter(Job).validate_json(Path(job).read_bytes()), ranks)
-    if ranks.is_first:
-        Path(out).write_text(json.dumps(asdict(answer)))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    answer(Job, measure)
