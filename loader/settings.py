@@ -279,7 +279,7 @@ class LoaderSettings:
             "window": self.documents_per_window,
             "tail": self.tail or "pad",
             "capacity": self.capacity,
-            "cost": asdict(self.cost or CostModel()),
+            "cost": {n: list(v) if isinstance(v, tuple) else v for n, v in asdict(self.cost or CostModel()).items()},
         }
 
     def to_json(self) -> bytes:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.api import PContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from seqmesh.loader.formats.detect import find_set
@@ -16,7 +17,7 @@ from seqmesh.trainer.logs import check_installed
 
 # torchrun gives ranks that it ends so many seconds before it kills them. A stopped one would have it wait for all of
 # them, and none has anything to do in that time: a rank that is killed leaves nothing behind.
-SHUTDOWN_SECONDS = "3"
+SHUTDOWN_SECONDS = 3
 
 
 def run(*, config: Path, overrides: Sequence[str], max_restarts: int = 0) -> None:
@@ -27,7 +28,9 @@ def run(*, config: Path, overrides: Sequence[str], max_restarts: int = 0) -> Non
     check_installed(job.log)
     # Ranks of one machine share its cores; without this each would use them all.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // job.ranks)))
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_SECONDS)
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_SECONDS))
+    # Where one rank has failed, torch 2.13 ends the others without a look at that: by this default.
+    PContext.close.__defaults__ = (None, SHUTDOWN_SECONDS)
     if max_restarts:  # in torchrun's own store, restarted ranks find addresses of those before
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     ranks = ["--standalone", "--nproc-per-node", str(job.ranks), "--max-restarts", str(max_restarts)]

@@ -64,7 +64,7 @@ def test_a_rank_that_stops_ends_the_job_after_a_heartbeat_and_is_named(
         os.kill(stopped, signal.SIGSTOP)
         began = time.monotonic()
         output, _ = process.communicate(timeout=SECONDS)  # no exchange would time out before
-        assert time.monotonic() - began < SECONDS / 2
+        assert time.monotonic() - began < 20  # torchrun alone would take 30 to kill the one that is stopped
     assert process.returncode == 1
     assert "rank 1 died or stopped: silent for 2 s (heartbeat)" in output
     assert not any(ranks_of(job))
