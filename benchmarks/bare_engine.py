@@ -25,7 +25,7 @@ from seqmesh.tools.tokenizers.engines import reference_engine
 from seqmesh.tools.tokenizers.file import load_tokenizer
 from seqmesh.tools.tokenizers.quicktok_engine import quicktok_engine
 from seqmesh.tools.tokenizers.tiktoken_engine import tiktoken_engine
-from seqmesh.tools.units.encoder import BATCH_CHARACTERS
+from seqmesh.tools.units.cut import UNIT_BYTES
 
 FAST = {"quicktok": quicktok_engine, "tiktoken": tiktoken_engine}
 
@@ -81,7 +81,7 @@ def batches(texts: list[str]) -> list[list[str]]:
     found: list[list[str]] = [[]]
     size = 0
     for text in texts:
-        if found[-1] and size + len(text) > BATCH_CHARACTERS:
+        if found[-1] and size + len(text) > UNIT_BYTES:
             found.append([])
             size = 0
         found[-1].append(text)

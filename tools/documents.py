@@ -82,24 +82,47 @@ def read(reading: Reading) -> Iterator[Record]:
 
 
 def stretch(reading: Reading) -> tuple[int, bytes]:
-    """Of a stretch that ends before the file: the offset of its first line, and the bytes of all its lines.
-
-    A line belongs to the stretch in which it begins, so the last may reach beyond `stop`; where none begins there are
-    no bytes. Memory: the stretch, and its last line, of which no more than `finished` keeps.
-    """
+    """Of a stretch that ends before the file: the offset of its first line, and the bytes of all its lines, as
+    `lines_of` gives them."""
     if reading.data is not None:
         return reading.start.offset, reading.data
-    assert reading.stop is not None
-    with opened(reading.file) as (stream, _):
+    lines = list(lines_of(reading))
+    return (lines[0][0] if lines else reading.start.offset), b"".join(line for _, line in lines)
+
+
+def lines_of(reading: Reading) -> Iterator[tuple[int, bytes]]:
+    """The lines of a stretch that ends before the file, and the offset of each.
+
+    A line belongs to the stretch in which it begins, so the last may reach beyond `stop`; there may be none. Memory:
+    one line, of which no more than `finished` keeps.
+    """
+    with opened(reading.file) if reading.data is None else _held(reading.data) as (stream, _):
         try:
-            first = reading.start.offset
-            if first:  # the line before it may end here, or nowhere in the stretch
-                stream.seek(first - 1)
-                first += len(stream.readline(reading.stop - first + 1)) - 1
-            data = stream.read(max(reading.stop - first, 0))
-            return first, finished(stream, data, reading)[0]
+            at, stop = _first_line(stream, reading)
+            while at < stop and (line := stream.readline(reading.longest + 1)):
+                kept, size = finished(stream, line, reading) if len(line) > reading.longest else (line, len(line))
+                yield at, kept
+                at += size
         except OSError as error:
             raise ValueError(f"cannot read {reading.file.shown} after byte {reading.start.offset}: {error}") from error
+
+
+@contextmanager
+def _held(data: bytes) -> Iterator[tuple[io.BufferedReader, None]]:
+    """Like `opened`, of bytes that are read already."""
+    yield io.BufferedReader(io.BytesIO(data), BUFFER_BYTES), None
+
+
+def _first_line(stream: io.BufferedReader, reading: Reading) -> tuple[int, int]:
+    """Go to the first line that begins in the stretch: its offset, and where the stretch ends."""
+    at = reading.start.offset
+    if reading.data is not None:
+        return at, at + len(reading.data)
+    assert reading.stop is not None
+    if at:  # the line before it may end here, or nowhere in the stretch
+        stream.seek(at - 1)
+        at += len(stream.readline(reading.stop - at + 1)) - 1
+    return at, reading.stop
 
 
 def skip_to(stream: io.BufferedReader, reading: Reading) -> None:

@@ -65,9 +65,9 @@ def said_fast(path: Path) -> list[tuple[Any, ...]]:
     page = page_of(unit)
     bad = iter(page.bad)
     return [
-        (record, offset, text, doc_id, source, size) if text is not None else (record, offset, next(bad).as_json())
-        for record, offset, text, doc_id, source, size in zip(
-            page.records, page.offsets, page.texts, page.doc_ids, page.sources, page.sizes, strict=True
+        (record, offset, text, doc_id, source) if text is not None else (record, offset, next(bad).as_json())
+        for record, offset, text, doc_id, source in zip(
+            page.records, page.offsets, page.texts, page.doc_ids, page.sources, strict=True
         )
     ]
 
@@ -76,7 +76,7 @@ def said_slowly(path: Path) -> list[tuple[Any, ...]]:
     return [
         (record.place.record, record.place.offset, record.as_json())
         if isinstance(record, BadRecord)
-        else (record.place.record, record.place.offset, record.text, record.doc_id, record.source, record.size)
+        else (record.place.record, record.place.offset, record.text, record.doc_id, record.source)
         for record in read_records(find_files([str(path)]))
     ]
 
@@ -87,7 +87,7 @@ def test_hard_lines(tmp_path: Path) -> None:
     said = said_slowly(path)
     assert said_fast(path) == said
     assert len(said) == len(HARD) - 1  # one is blank
-    assert 8 < sum(len(record) == 6 for record in said) < len(HARD) - 8
+    assert 8 < sum(len(record) == 5 for record in said) < len(HARD) - 8
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
