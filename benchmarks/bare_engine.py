@@ -2,9 +2,9 @@
 
     python -m seqmesh.benchmarks.bare_engine CORPUS TOKENIZER ENGINE PART PARTS
 
-Takes every PARTS-th text from the PART-th on, says `ready`, waits for a line, and encodes them in calls as large as
-those of `prepare`. Answers with one line of JSON: begin and end on the machine's clock, CPU seconds, tokens, and the
-checksum of all ids with the mark that ends documents behind each.
+Takes every PARTS-th text from the PART-th on, says `ready`, waits for a line, and encodes them by one thread in calls
+as large as those of `prepare`, which are units. Answers with one line of JSON: begin and end on the machine's clock,
+CPU seconds, tokens, and the checksum of all ids with the mark that ends documents behind each.
 """
 
 from __future__ import annotations

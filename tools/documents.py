@@ -82,20 +82,23 @@ def read(reading: Reading) -> Iterator[Record]:
 
 
 def stretch(reading: Reading) -> tuple[int, bytes]:
-    """Of a stretch that ends before the file: the offset of its first line, and the bytes of all its lines, as
-    `lines_of` gives them."""
+    """Of a stretch that ends before the file: the offset of its first line, and the bytes of all its lines.
+
+    A line belongs to the stretch in which it begins, so the last may reach beyond `stop`; where none begins there are
+    no bytes. Memory: the stretch, and its last line, of which no more than `finished` keeps.
+    """
     if reading.data is not None:
         return reading.start.offset, reading.data
-    lines = list(lines_of(reading))
-    return (lines[0][0] if lines else reading.start.offset), b"".join(line for _, line in lines)
+    with opened(reading.file) as (stream, _):
+        try:
+            first, stop = _first_line(stream, reading)
+            return first, finished(stream, stream.read(max(stop - first, 0)), reading)[0]
+        except OSError as error:
+            raise _unreadable(reading, error) from error
 
 
 def lines_of(reading: Reading) -> Iterator[tuple[int, bytes]]:
-    """The lines of a stretch that ends before the file, and the offset of each.
-
-    A line belongs to the stretch in which it begins, so the last may reach beyond `stop`; there may be none. Memory:
-    one line, of which no more than `finished` keeps.
-    """
+    """The lines of such a stretch one by one, and the offset of each. No more is held of any than `finished` keeps."""
     with opened(reading.file) if reading.data is None else _held(reading.data) as (stream, _):
         try:
             at, stop = _first_line(stream, reading)
@@ -104,7 +107,11 @@ def lines_of(reading: Reading) -> Iterator[tuple[int, bytes]]:
                 yield at, kept
                 at += size
         except OSError as error:
-            raise ValueError(f"cannot read {reading.file.shown} after byte {reading.start.offset}: {error}") from error
+            raise _unreadable(reading, error) from error
+
+
+def _unreadable(reading: Reading, error: OSError) -> ValueError:
+    return ValueError(f"cannot read {reading.file.shown} after byte {reading.start.offset}: {error}")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from seqmesh.tools.documents import read_records
 from seqmesh.tools.inputs import find_files
 from seqmesh.tools.records import BadRecord
+from seqmesh.tools.units import cut
 from seqmesh.tools.units.cut import units
 from seqmesh.tools.units.page import page_of
 
@@ -109,3 +110,21 @@ def test_a_byte_order_mark_belongs_to_the_beginning_of_a_file_only(tmp_path: Pat
     path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\n\xef\xbb\xbf{"text": "b"}' + end)
     assert said_fast(path) == said_slowly(path)
     assert [len(record) for record in said_fast(path)] == [5, 3]
+
+
+@pytest.mark.parametrize("size", [40, 100, 1 << 20])
+def test_lines_that_are_too_long_are_left_behind_wherever_units_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(cut, "UNIT_BYTES", size)
+    path = tmp_path / "in.jsonl"
+    texts = ["a", "b" * 90, "c", "d" * 200, "e" * 300, "f", "g" * 99]
+    path.write_text("\n".join(json.dumps({"id": str(n), "text": text}) for n, text in enumerate(texts)))
+    files = find_files([str(path)])
+    pages = [page_of(unit) for unit in units(files, longest=60)]
+    records = list(read_records(files, longest=60))
+    assert [doc_id for page in pages for doc_id in page.doc_ids if doc_id] == ["0", "2", "5"]
+    assert [at for page in pages for at in page.offsets] == [record.place.offset for record in records]
+    bad = [record for record in records if isinstance(record, BadRecord)]
+    assert [(one.raw, one.size) for page in pages for one in page.bad] == [(one.raw, one.size) for one in bad]
+    assert len(bad) == 4
