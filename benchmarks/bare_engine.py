@@ -2,9 +2,9 @@
 
     python -m seqmesh.benchmarks.bare_engine CORPUS TOKENIZER ENGINE PART PARTS
 
-Takes every PARTS-th text from the PART-th on, says `ready`, waits for a line, and encodes them in calls as large as
-those of `prepare`. Answers with one line of JSON: begin and end on the machine's clock, CPU seconds, tokens, and the
-checksum of all ids with the mark that ends documents behind each.
+Takes every PARTS-th text from the PART-th on, says `ready`, waits for a line, and encodes them by one thread in calls
+as large as those of `prepare`, which are units. Answers with one line of JSON: begin and end on the machine's clock,
+CPU seconds, tokens, and the checksum of all ids with the mark that ends documents behind each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from seqmesh.tools.tokenizers.engines import reference_engine
 from seqmesh.tools.tokenizers.file import load_tokenizer
 from seqmesh.tools.tokenizers.quicktok_engine import quicktok_engine
 from seqmesh.tools.tokenizers.tiktoken_engine import tiktoken_engine
-from seqmesh.tools.units.encoder import BATCH_CHARACTERS
+from seqmesh.tools.units.cut import UNIT_BYTES
 
 FAST = {"quicktok": quicktok_engine, "tiktoken": tiktoken_engine}
 
@@ -81,7 +81,7 @@ def batches(texts: list[str]) -> list[list[str]]:
     found: list[list[str]] = [[]]
     size = 0
     for text in texts:
-        if found[-1] and size + len(text) > BATCH_CHARACTERS:
+        if found[-1] and size + len(text) > UNIT_BYTES:
             found.append([])
             size = 0
         found[-1].append(text)

@@ -4,8 +4,8 @@ Whole processes over this machine's Python files, in turns, CPU seconds of all t
 split of Llama 3, trained on them. Every run's ids are compared with every other's, marks included. What a run takes
 however little it is given (imports, the proof of the engine, workers) is told apart by running twice, over the corpus
 and several times the corpus, or half of it and all: what lies between the two is the steady rate. A bare engine has its
-texts in memory and makes the same calls. A quick run has 5 MB instead of 20, one round, one worker, and of the peers
-only datatrove unless others are asked for.
+texts in memory and makes calls as large; both have one core, and one thread, for each worker. A quick run has 5 MB
+instead of 20, one round, one worker, and of the peers only datatrove unless others are asked for.
 
     prepare_vs_datatrove        CPU seconds of datatrove, whole processes over the corpus, beside ours, by engine;
     prepare_vs_datatrove_steady beside ours, of both the steady rate

@@ -26,6 +26,7 @@ from seqmesh.benchmarks.children import CLI, Spent, spend
 from seqmesh.benchmarks.harness import installed_version
 from seqmesh.benchmarks.peers_preparing import DATATROVE, Job
 from seqmesh.benchmarks.peers_reading import ENVIRONMENTS, PACKAGE
+from seqmesh.benchmarks.processes import on_cores
 from seqmesh.benchmarks.shards import mapped_ids
 from seqmesh.loader.files import atomic_write
 from seqmesh.tools.corpus import build_corpus
@@ -89,8 +90,8 @@ class Made:
 
 
 def prepare(ground: Ground, corpus: Path, engine: str, workers: int, *, watch: bool = False) -> Made:
-    """`seqmesh prepare` as a person types it."""
-    with ground.new_folder() as out:
+    """`seqmesh prepare` as a person types it, on a core for each worker: one alone would use threads."""
+    with ground.new_folder() as out, on_cores(workers):
         options = ["--out", str(out), "--tokenizer", str(ground.tokenizer), "--engine", engine]
         spent = spend([*CLI, "prepare", str(corpus), *options, "--workers", str(workers)], watch=watch)
         return _made(spent, list(mapped_ids(out)))
@@ -123,8 +124,9 @@ def version_of(peer: str) -> str | None:
 
 
 def prepare_bare(ground: Ground, corpus: Path, engine: str, workers: int) -> Bare:
-    """The engine alone."""
-    return encode_bare(corpus, ground.tokenizer, engine, workers)
+    """The engine alone, on as many cores."""
+    with on_cores(workers):
+        return encode_bare(corpus, ground.tokenizer, engine, workers)
 
 
 def _made(spent: Spent, parts: list[Ids]) -> Made:

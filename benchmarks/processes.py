@@ -6,6 +6,7 @@ import os
 import resource
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,17 @@ class Mark:
             "trainer": self.trainer - earlier.trainer,
             "total": self.total - earlier.total,
         }
+
+
+@contextmanager
+def on_cores(count: int) -> Iterator[None]:
+    """Let this thread, and what it starts in the block, run on no more cores than these."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def cpu_of_children() -> float:

@@ -89,17 +89,47 @@ def stretch(reading: Reading) -> tuple[int, bytes]:
     """
     if reading.data is not None:
         return reading.start.offset, reading.data
-    assert reading.stop is not None
     with opened(reading.file) as (stream, _):
         try:
-            first = reading.start.offset
-            if first:  # the line before it may end here, or nowhere in the stretch
-                stream.seek(first - 1)
-                first += len(stream.readline(reading.stop - first + 1)) - 1
-            data = stream.read(max(reading.stop - first, 0))
-            return first, finished(stream, data, reading)[0]
+            first, stop = _first_line(stream, reading)
+            return first, finished(stream, stream.read(max(stop - first, 0)), reading)[0]
         except OSError as error:
-            raise ValueError(f"cannot read {reading.file.shown} after byte {reading.start.offset}: {error}") from error
+            raise _unreadable(reading, error) from error
+
+
+def lines_of(reading: Reading) -> Iterator[tuple[int, bytes]]:
+    """The lines of such a stretch one by one, and the offset of each. No more is held of any than `finished` keeps."""
+    with opened(reading.file) if reading.data is None else _held(reading.data) as (stream, _):
+        try:
+            at, stop = _first_line(stream, reading)
+            while at < stop and (line := stream.readline(reading.longest + 1)):
+                kept, size = finished(stream, line, reading) if len(line) > reading.longest else (line, len(line))
+                yield at, kept
+                at += size
+        except OSError as error:
+            raise _unreadable(reading, error) from error
+
+
+def _unreadable(reading: Reading, error: OSError) -> ValueError:
+    return ValueError(f"cannot read {reading.file.shown} after byte {reading.start.offset}: {error}")
+
+
+@contextmanager
+def _held(data: bytes) -> Iterator[tuple[io.BufferedReader, None]]:
+    """Like `opened`, of bytes that are read already."""
+    yield io.BufferedReader(io.BytesIO(data), BUFFER_BYTES), None
+
+
+def _first_line(stream: io.BufferedReader, reading: Reading) -> tuple[int, int]:
+    """Go to the first line that begins in the stretch: its offset, and where the stretch ends."""
+    at = reading.start.offset
+    if reading.data is not None:
+        return at, at + len(reading.data)
+    assert reading.stop is not None
+    if at:  # the line before it may end here, or nowhere in the stretch
+        stream.seek(at - 1)
+        at += len(stream.readline(reading.stop - at + 1)) - 1
+    return at, reading.stop
 
 
 def skip_to(stream: io.BufferedReader, reading: Reading) -> None:

@@ -5,7 +5,7 @@ not matter. The input is cut into units, workers encode them, and this process t
 white space only, or one that gives no token, is empty: it is counted and left out. documents_in = documents_out +
 empty + refused + what each filter left out.
 
-Memory: this process holds twice a shard's ids (three times where their order is drawn), and of each worker AHEAD units
+Memory: this process holds a shard's ids (twice where their order is drawn), and of each worker AHEAD units
 (`seqmesh.tools.units.crew`) of UNIT_BYTES and their tokens; a worker holds one unit, its texts and tokens, or one
 document where that is larger. Where duplicates are removed, about 110 bytes a document come on top.
 

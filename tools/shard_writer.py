@@ -30,7 +30,7 @@ from seqmesh.packer.lengths import Int64Array, as_lengths
 from seqmesh.tools.columns import lists, numbers, strings
 from seqmesh.tools.targets import Int32Array, all_labels, flat_spans, supervised_in
 
-DEFAULT_SHARD_TOKENS = 1 << 25  # 64 or 128 MiB of ids a file; the writer holds about twice that in memory
+DEFAULT_SHARD_TOKENS = 1 << 25  # 64 or 128 MiB of ids a file, which the writer holds in memory
 MAX_SOURCES = 1 << 16  # the column `source` has 16 bits
 
 IdArray = npt.NDArray[np.integer[Any]]
@@ -102,6 +102,7 @@ class ShardWriter:
         self._supervised = list(finished.supervised or map(all_labels, finished.lengths))
         self._documents = sum(map(len, finished.lengths))
         self._manifest: Manifest | None = None
+        self._room: IdArray = np.empty(0, self._dtype)  # for the ids of one shard after the other
         self._start_shard()
 
     def __enter__(self) -> Self:
@@ -140,19 +141,17 @@ class ShardWriter:
             raise ValueError(f"{len(sizes)} lengths, {len(notes)} metadata: must be as many")
         codes = self._source_codes(sources)
         starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
-        narrow: IdArray = flat.astype(self._dtype)
         for number, (first, last) in enumerate(pairwise((0, *self.cuts(sizes), len(sizes)))):
             if number:
                 self.end_shard()
             if first == last:
                 continue
-            self._ids.append(narrow[starts[first] : starts[last]])
+            self._hold(flat[starts[first] : starts[last]])
             self._sizes.append(sizes[first:last])
             self._doc_ids.extend(doc_ids[first:last])
             self._codes.append(codes[first:last])
             self._targets.extend(spans[first:last])
             self._metadata.extend(notes[first:last])
-            self._pending_tokens += int(starts[last] - starts[first])
             self._documents += last - first
 
     def cuts(self, sizes: Int64Array) -> list[int]:
@@ -177,7 +176,7 @@ class ShardWriter:
         """Write the documents that are pending as a shard, whether or not it is full."""
         sizes = _join(self._sizes, np.int64)
         codes = _join(self._codes, np.uint16)
-        batch = _shard_batch(_join(self._ids, self._dtype), sizes, self._doc_ids, codes)
+        batch = _shard_batch(self._room[: self._pending_tokens], sizes, self._doc_ids, codes)
         if any(spans is not None for spans in self._targets):
             column = pa.array(self._targets, SPAN_TYPE)
             batch = batch.append_column("targets", column)
@@ -227,12 +226,24 @@ class ShardWriter:
 
     def _start_shard(self) -> None:
         self._pending_tokens = 0
-        self._ids: list[IdArray] = []
+        if len(self._room) > self._shard_tokens:  # of a document that was a shard of its own
+            self._room = np.empty(0, self._dtype)
         self._sizes: list[Int64Array] = []
         self._doc_ids: list[str] = []
         self._codes: list[npt.NDArray[np.uint16]] = []
         self._targets: list[Int32Array | None] = []
         self._metadata: list[str | None] = []
+
+    def _hold(self, ids: IdArray) -> None:
+        """Put ids behind those that are pending."""
+        end = self._pending_tokens + len(ids)
+        if end > len(self._room):
+            wanted = max(2 * len(self._room), DEFAULT_SHARD_TOKENS)  # which takes memory only as it is written to
+            room = np.empty(max(end, min(wanted, self._shard_tokens)), self._dtype)
+            room[: self._pending_tokens] = self._room[: self._pending_tokens]
+            self._room = room
+        self._room[self._pending_tokens : end] = ids
+        self._pending_tokens = end
 
     def _check(self, flat: IdArray, sizes: Int64Array, doc_ids: Sequence[str], sources: Sequence[str]) -> None:
         if flat.ndim != 1 or (flat.size and flat.dtype.kind not in "iu"):

@@ -2,7 +2,7 @@
 
 `tokenizers` runs any tokenizer.json and is the reference, as `sentencepiece` is for its own models. `tiktoken` and
 `quicktok` are many times as fast; each is used only where it gives the reference's ids on a sample of the documents at
-hand, on texts chosen to be hard and on tokens of the vocabulary, and goes on checking itself with one document a batch.
+hand, on texts chosen to be hard and on tokens of the vocabulary, and goes on checking itself with one document a call.
 """
 
 from __future__ import annotations

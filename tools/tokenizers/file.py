@@ -23,10 +23,12 @@ from tokenizers import Tokenizer
 from seqmesh.loader.manifest import Manifest
 from seqmesh.tools.claim import MODEL_NAME, TOKENIZER_NAME, TOKENIZER_NAMES
 from seqmesh.tools.tokenizers import tiktoken_file
-from seqmesh.tools.tokenizers.engine import Ids, Lengths
+from seqmesh.tools.tokenizers.engine import Lengths
 from seqmesh.tools.tokenizers.fingerprint import tokenizer_part
 from seqmesh.tools.tokenizers.sentencepiece_model import SentencePieceModel
 from seqmesh.tools.tokenizers.training import END_OF_DOCUMENT
+
+UIntArray = npt.NDArray[np.unsignedinteger[Any]]
 
 AUTO = "auto"
 NONE = "none"
@@ -173,13 +175,14 @@ def parse_tokenizer(
     )
 
 
-def add_marks(ids: Ids, lengths: Lengths, file: TokenizerFile) -> tuple[Ids, Lengths]:
-    """Put the marks around every document of a flat array: one of each that there is, and nothing else."""
+def add_marks(ids: UIntArray, lengths: Lengths, file: TokenizerFile) -> tuple[UIntArray, Lengths]:
+    """Put the marks around every document of a flat array: one of each that there is, and nothing else. ids: of a type
+    that has room for the marks."""
     if not file.marks:
         return ids, lengths
     marked = lengths + file.marks
     ends = np.cumsum(marked)
-    result = np.empty(ids.size + file.marks * lengths.size, np.uint32)
+    result = np.empty(ids.size + file.marks * lengths.size, ids.dtype)
     text = np.ones(result.size, np.bool_)
     for places, id in ((ends - marked, file.bod_id), (ends - 1, file.eod_id)):
         if id is not None:

@@ -2,16 +2,15 @@
 
 An `Encoder` reads a unit, encodes its texts and says of every record what became of it. What only the whole run can
 know (line numbers before the unit, duplicates, where shards end) is added by `seqmesh.tools.ingest`. Memory: the
-unit's bytes, its texts, its ids, and what the engine needs for BATCH_CHARACTERS of text or one document.
+unit's texts, its ids, and what the engine needs for them.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,7 @@ from seqmesh.tools.chat.segments import ChatError
 from seqmesh.tools.chat.template import ChatTemplate
 from seqmesh.tools.records import BadRecord, bad_record
 from seqmesh.tools.tokenizers.engine import Engine, Ids, Lengths, flat
-from seqmesh.tools.tokenizers.file import TokenizerFile, add_marks
+from seqmesh.tools.tokenizers.file import TokenizerFile, UIntArray, add_marks
 from seqmesh.tools.units.cut import Unit
 from seqmesh.tools.units.filters import (
     EMPTY,
@@ -39,8 +38,6 @@ from seqmesh.tools.units.filters import (
 from seqmesh.tools.units.page import Page, page_of
 
 Int64Array = npt.NDArray[np.int64]  # not the packer's: workers do without the compiler that comes with it
-
-BATCH_CHARACTERS = 1 << 21  # a call of the engine, which may take some 400 bytes a token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +58,7 @@ class Encoded:
     sources: list[str]  # [R]
     records_in_last: int
     bad: tuple[BadRecord, ...]
-    ids: npt.NDArray[np.unsignedinteger[Any]]
+    ids: UIntArray
     lengths: Lengths  # [K]
     sizes: Int64Array  # [K] UTF-8 bytes
     doc_ids: list[str | None]  # [K]
@@ -96,7 +93,7 @@ class Encoder:
         if not stay.all():
             ids, lengths = ids[np.repeat(stay, lengths)], lengths[stay]
         reserved = None if self._chats else self._reserved(ids, lengths)  # a template places special tokens
-        ids, lengths = add_marks(ids, lengths, self._tokenizer)
+        ids, lengths = add_marks(self._narrow(ids), lengths, self._tokenizer)
         kept = chosen[stay]
         numbers = kept.tolist()
         return Encoded(
@@ -107,9 +104,9 @@ class Encoder:
             sources=page.sources,
             records_in_last=page.records_in_last,
             bad=tuple(page.bad),
-            ids=self._narrow(ids),
+            ids=ids,
             lengths=lengths,
-            sizes=np.array(page.sizes, np.int64)[kept],
+            sizes=np.fromiter((_size(page.texts[i] or "") for i in numbers), np.int64, len(numbers)),
             doc_ids=[page.doc_ids[i] for i in numbers],
             hashes=b"".join(text_hash(_told_apart(page, i)) for i in numbers) if self._filters.dedup else b"",
             reserved=reserved,
@@ -140,11 +137,8 @@ class Encoder:
         return fates
 
     def _encoded(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
-        parts = [self._engine.encode_flat(batch) for batch in _batches(texts)]
-        if not parts:
-            return np.zeros(0, np.uint32), np.zeros(0, np.int64)
-        ids, lengths = zip(*parts, strict=True)
-        return np.concatenate(ids), np.concatenate(lengths)
+        """One call for all, of which engines prove a part."""
+        return self._engine.encode_flat(texts) if texts else (np.zeros(0, np.uint32), np.zeros(0, np.int64))
 
     def _by_length(self, lengths: Lengths) -> npt.NDArray[np.uint8]:
         """What is decided by the number of tokens, before the marks are put around them."""
@@ -157,7 +151,7 @@ class Encoder:
         fates[lengths == 0] = EMPTY
         return fates
 
-    def _narrow(self, ids: Ids) -> npt.NDArray[np.unsignedinteger[Any]]:
+    def _narrow(self, ids: Ids) -> UIntArray:
         """The ids as a set stores them, half to be sent where the vocabulary is small. One outside of it stays what it
         is: whoever writes will tell."""
         fits = not ids.size or int(ids.max()) < self._tokenizer.vocab_size
@@ -165,7 +159,7 @@ class Encoder:
 
     def _reserved(self, ids: Ids, lengths: Lengths) -> tuple[int, int] | None:
         """Special tokens are ours to place. Some models hold them as ordinary vocabulary, where text can reach them."""
-        if not self._special.size or not _between(ids, self._special[0], self._special[-1]).any():
+        if not self._special.size or not _meets(ids, self._special[0], self._special[-1]):
             return None  # nearly always, and much cheaper than to look up each
         hits = self._tokenizer.reserved[ids]
         if not hits.any():
@@ -194,9 +188,12 @@ def _told_apart(page: Page, number: int) -> str:
     return page.texts[number] or ""
 
 
-def _between(ids: Ids, low: np.uint32, high: np.uint32) -> npt.NDArray[np.bool_]:
-    """Whether each id is in the range, by one comparison: smaller ones wrap round to large numbers."""
-    return ids - low <= high - low
+def _meets(ids: Ids, low: np.uint32, high: np.uint32) -> bool:
+    """Whether an id is in the range: by the least and the largest of all, which need no memory, where these can tell,
+    else by one comparison of each; smaller ones wrap round to large numbers."""
+    if not ids.size or ids.min() > high or ids.max() < low:
+        return False
+    return bool((ids - low <= high - low).any())
 
 
 def _fate(text: str | None) -> int:
@@ -206,12 +203,6 @@ def _fate(text: str | None) -> int:
     return EMPTY if not text or text.isspace() else KEPT
 
 
-def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    first = characters = 0
-    for number, text in enumerate(texts):
-        if number > first and characters + len(text) > BATCH_CHARACTERS:
-            yield texts[first:number]
-            first, characters = number, 0
-        characters += len(text)
-    if first < len(texts):
-        yield texts[first:]
+def _size(text: str) -> int:
+    """UTF-8 bytes. To be asked once engines have had the text: strings keep the UTF-8 that was made of them."""
+    return len(text) if text.isascii() else len(text.encode())

@@ -6,13 +6,12 @@ reasons, so that what is accepted and what is said of the rest does not depend o
 
 from __future__ import annotations
 
-import io
 from array import array
 from collections.abc import Iterable
 
 import orjson
 
-from seqmesh.tools.documents import BOM, line_record, read, stretch
+from seqmesh.tools.documents import BOM, line_record, lines_of, read
 from seqmesh.tools.records import BadRecord, Document, Reading, Record, numbered_id
 from seqmesh.tools.units.cut import Unit
 
@@ -28,7 +27,6 @@ class Page:
 
     def __init__(self) -> None:
         self.texts: list[str | None] = []
-        self.sizes = array("q")
         self.doc_ids: list[str | None] = []
         self.sources: list[str] = []
         self.files = array("q")
@@ -62,7 +60,6 @@ def _add(page: Page, records: Iterable[Record]) -> None:
         page.records.append(place.record)
         page.offsets.append(place.offset)
         page.keys.append(place.key)
-        page.sizes.append(record.size)
         if isinstance(record, BadRecord):
             page.bad.append(record)
             page.metadata.append(None)
@@ -80,21 +77,18 @@ def _add(page: Page, records: Iterable[Record]) -> None:
 
 def _add_lines(page: Page, reading: Reading) -> None:
     """The lines of a stretch: one pass without an object for each."""
-    offset, data = stretch(reading)
     number = reading.start.record - 1
-    for line in io.BytesIO(data):
-        number, at, offset = number + 1, offset, offset + len(line)
+    for number, (at, line) in enumerate(lines_of(reading), reading.start.record):
         content = line if at else line.removeprefix(BOM)
         fields = _fields(content, reading)
         if fields is None:
             if content.strip():
-                _add(page, [line_record(reading.place(number, at, offset), content)])
+                _add(page, [line_record(reading.place(number, at, at + len(line)), content)])
             continue
         text, doc_id, source = fields
         if doc_id is None and not reading.continues:
             doc_id = numbered_id(reading.file, number + 1)
         page.texts.append(text)
-        page.sizes.append(len(text) if text.isascii() else len(text.encode()))
         page.doc_ids.append(doc_id)
         page.sources.append(source)
         page.metadata.append(None)

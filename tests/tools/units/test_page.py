@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from seqmesh.tools.documents import read_records
 from seqmesh.tools.inputs import find_files
 from seqmesh.tools.records import BadRecord
+from seqmesh.tools.units import cut
 from seqmesh.tools.units.cut import units
 from seqmesh.tools.units.page import page_of
 
@@ -65,9 +66,9 @@ def said_fast(path: Path) -> list[tuple[Any, ...]]:
     page = page_of(unit)
     bad = iter(page.bad)
     return [
-        (record, offset, text, doc_id, source, size) if text is not None else (record, offset, next(bad).as_json())
-        for record, offset, text, doc_id, source, size in zip(
-            page.records, page.offsets, page.texts, page.doc_ids, page.sources, page.sizes, strict=True
+        (record, offset, text, doc_id, source) if text is not None else (record, offset, next(bad).as_json())
+        for record, offset, text, doc_id, source in zip(
+            page.records, page.offsets, page.texts, page.doc_ids, page.sources, strict=True
         )
     ]
 
@@ -76,7 +77,7 @@ def said_slowly(path: Path) -> list[tuple[Any, ...]]:
     return [
         (record.place.record, record.place.offset, record.as_json())
         if isinstance(record, BadRecord)
-        else (record.place.record, record.place.offset, record.text, record.doc_id, record.source, record.size)
+        else (record.place.record, record.place.offset, record.text, record.doc_id, record.source)
         for record in read_records(find_files([str(path)]))
     ]
 
@@ -87,7 +88,7 @@ def test_hard_lines(tmp_path: Path) -> None:
     said = said_slowly(path)
     assert said_fast(path) == said
     assert len(said) == len(HARD) - 1  # one is blank
-    assert 8 < sum(len(record) == 6 for record in said) < len(HARD) - 8
+    assert 8 < sum(len(record) == 5 for record in said) < len(HARD) - 8
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -108,4 +109,22 @@ def test_a_byte_order_mark_belongs_to_the_beginning_of_a_file_only(tmp_path: Pat
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\n\xef\xbb\xbf{"text": "b"}' + end)
     assert said_fast(path) == said_slowly(path)
-    assert [len(record) for record in said_fast(path)] == [6, 3]
+    assert [len(record) for record in said_fast(path)] == [5, 3]
+
+
+@pytest.mark.parametrize("size", [40, 100, 1 << 20])
+def test_lines_that_are_too_long_are_left_behind_wherever_units_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(cut, "UNIT_BYTES", size)
+    path = tmp_path / "in.jsonl"
+    texts = ["a", "b" * 90, "c", "d" * 200, "e" * 300, "f", "g" * 99]
+    path.write_text("\n".join(json.dumps({"id": str(n), "text": text}) for n, text in enumerate(texts)))
+    files = find_files([str(path)])
+    pages = [page_of(unit) for unit in units(files, longest=60)]
+    records = list(read_records(files, longest=60))
+    assert [doc_id for page in pages for doc_id in page.doc_ids if doc_id] == ["0", "2", "5"]
+    assert [at for page in pages for at in page.offsets] == [record.place.offset for record in records]
+    bad = [record for record in records if isinstance(record, BadRecord)]
+    assert [(one.raw, one.size) for page in pages for one in page.bad] == [(one.raw, one.size) for one in bad]
+    assert len(bad) == 4
