@@ -1,4 +1,4 @@
-"""`seqmesh bench curves`: one training job on real text in seven ways, which must give one loss curve.
+"""`seqmesh bench curves`: one training job on real text in six ways, which must give one loss curve.
 
 The text is this machine's Python files; global batches, first weights, optimizer and schedule are the same for all:
 
@@ -72,8 +72,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """text: bytes of the corpus. tokens, capacity: of a step, of a rank's micro-batch. ways: with their numbers of
-    steps."""
+    """text: bytes of the corpus. tokens, capacity: of a step, of a rank's micro-batch."""
 
     text: int
     vocabulary: int
@@ -82,10 +81,29 @@ class Size:
     tokens: int
     capacity: int
     steps: int
+    ways: tuple[str, ...]
 
 
-QUICK = Size(text=2 << 20, vocabulary=512, width=64, layers=2, tokens=4_096, capacity=1_024, steps=12)
-FULL = Size(text=16 << 20, vocabulary=2_048, width=128, layers=2, tokens=4_096, capacity=1_024, steps=300)
+QUICK = Size(
+    text=2 << 20,
+    vocabulary=512,
+    width=64,
+    layers=2,
+    tokens=4_096,
+    capacity=1_024,
+    steps=12,
+    ways=(FREE, STATIC, PACKED),
+)
+FULL = Size(
+    text=16 << 20,
+    vocabulary=2_048,
+    width=64,
+    layers=2,
+    tokens=4_096,
+    capacity=1_024,
+    steps=300,
+    ways=(FREE, WAVES, CHANGING, STATIC, PADDED, PACKED),
+)
 
 
 def run(*, quick: bool, against: tuple[str, ...] = (), plot_path: Path | None = None) -> Results:
@@ -94,12 +112,7 @@ def run(*, quick: bool, against: tuple[str, ...] = (), plot_path: Path | None = 
     size = QUICK if quick else FULL
     with scratch_folder(32 * size.text) as scratch:
         write_set(scratch, size)
-        curves = {
-            FREE: trained(scratch, size, FREE),
-            WAVES: trained(scratch, size, WAVES),
-            CHANGING: trained_on_changing_ranks(scratch, size),
-            **{way: trained_otherwise(scratch, size, way) for way in (STATIC, PADDED, PACKED)},
-        }
+        curves = {way: trained(scratch, size, way) for way in size.ways}
     if plot_path is not None:
         draw(curves, plot_path)
     return compare(curves)
@@ -142,11 +155,14 @@ def write_job(scratch: Path, size: Size, way: str, *, mode: str = "free") -> Pat
     return path
 
 
-def trained(scratch: Path, size: Size, mode: str) -> Curve:
-    """By a job of the trainer."""
-    job = write_job(scratch, size, mode, mode=mode)
-    spend([*CLI, "train", str(job)])
-    return logged(scratch / f"run-{mode}")
+def trained(scratch: Path, size: Size, way: str) -> Curve:
+    """The way's curve."""
+    if way == CHANGING:
+        return trained_on_changing_ranks(scratch, size)
+    if way not in (FREE, WAVES):
+        return trained_otherwise(scratch, size, way)
+    spend([*CLI, "train", str(write_job(scratch, size, way, mode=way))])
+    return logged(scratch / f"run-{way}")
 
 
 def trained_on_changing_ranks(scratch: Path, size: Size) -> Curve:

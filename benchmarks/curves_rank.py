@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -75,7 +76,8 @@ def plain_step(config: TrainConfig, feed: Feed, ranks: Ranks, way: str) -> Train
     tokens as a rank holds."""
     plain = PlainModel(config.model)
     plain.load_state_dict(Transformer(config.model, seed=config.seed).state_dict())
-    model = DistributedDataParallel(plain) if ranks.count > 1 else plain
+    distributed = DistributedDataParallel(plain) if ranks.count > 1 else None
+    model = distributed or plain
     optimizer = make_optimizer(plain.parameters(), config.optim)
     batch_of = padded if way == PADDED else packed
 
@@ -86,12 +88,11 @@ def plain_step(config: TrainConfig, feed: Feed, ranks: Ranks, way: str) -> Train
         batches += [[torch.zeros(1, dtype=torch.int64)]] * (most - len(batches))  # DDP wants as many on every rank
         total = torch.zeros(1)
         for position, documents in enumerate(batches):
-            loss = model(*batch_of(documents))
+            with distributed.no_sync() if distributed and position + 1 < most else nullcontext():
+                loss = model(*batch_of(documents))
+                # DDP takes the mean over ranks, of what is to be a sum.
+                torch.autograd.backward(loss * ranks.count / step.plan.supervised_tokens)
             total += loss.detach()
-            if isinstance(model, DistributedDataParallel):
-                model.require_backward_grad_sync = position + 1 == most
-            # DDP takes the mean over ranks, of what is to be a sum.
-            torch.autograd.backward(loss * ranks.count / step.plan.supervised_tokens)
         if config.optim.clip is not None:
             torch.nn.utils.clip_grad_norm_(plain.parameters(), config.optim.clip)
         set_rate(optimizer, learning_rate(config.optim, number, config.steps))

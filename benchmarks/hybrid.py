@@ -110,13 +110,13 @@ QUICK = Size(
 )
 FULL = Size(
     width=128,
-    layers=4,
+    layers=2,
     cases=tuple(
-        Case(lengths=lengths, ranks=ranks, capacity=4 * K, tokens=ranks * 16 * K, steps=3)
+        Case(lengths=lengths, ranks=ranks, capacity=4 * K, tokens=ranks * 8 * K, steps=2)
         for lengths in ("python_env", "wlbllm", "prolong")
         for ranks in (2, 4)
     ),
-    repeats=3,
+    repeats=2,
 )
 
 
