@@ -72,7 +72,8 @@ TOKENIZERS = ("engine", "engines", "file", "patterns", "quicktok_engine", "tikto
 
 def test_tools_import_benchmarks_one_way() -> None:
     """`tools` runs benchmarks; a benchmark may use the shard writer and the parts that it measures, no command."""
-    parts = {"corpus", "shard_writer", "units.cut", "units.encoder", "verify"} | {f"tokenizers.{name}" for name in TOKENIZERS}
+    parts = {"corpus", "shard_writer", "units.cut", "units.encoder", "verify"}
+    parts |= {f"tokenizers.{name}" for name in TOKENIZERS}
     for name, path in modules().items():
         if name.startswith("seqmesh.benchmarks"):
             used = {m for m in imports_of(path, everywhere=True) if m.startswith("seqmesh.tools")}
