@@ -1,6 +1,5 @@
 """Shared memory outlived crashes, was removed by bystanders, and was mixed up by jobs that ran at the same time."""
 
-import contextlib
 import gc
 import json
 import os
@@ -9,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -170,7 +169,7 @@ def test_the_doctor_removes_what_killed_jobs_left_and_nothing_else(settings: Loa
             os.kill(pid, signal.SIGKILL)
         killed.process.wait()
         assert len(find_leftovers([runtime])) == 1
-        with contextlib.suppress(SystemExit):  # of what else is wrong with this machine
+        with suppress(SystemExit):  # of what else is wrong with this machine
             doctor.run(clean=True, console=Console(quiet=True))
         (left,) = runtime.iterdir()
         assert str(left) in living.endpoint
