@@ -29,13 +29,14 @@ from pydantic import TypeAdapter
 
 from seqmesh.benchmarks.children import CLI, spend
 from seqmesh.benchmarks.harness import Results, Spread, chosen_peers, ratio, row
+from seqmesh.benchmarks.hybrid import FREE, PACKED, STATIC, WAVES
 from seqmesh.benchmarks.ranks import ask_ranks
 from seqmesh.benchmarks.shards import scratch_folder
 from seqmesh.tools.corpus import build_corpus
 
 PEERS: tuple[str, ...] = ()
 MODULE = "seqmesh.benchmarks.curves_rank"
-FREE, WAVES, CHANGING, STATIC, PADDED, PACKED = "free", "waves", "4, 2, 3 ranks", "static", "padded", "packed"
+CHANGING, PADDED = "4, 2, 3 ranks", "padded"
 MESHES = (4, 2, 3)
 RANKS = 2
 WARM_UP_STEPS = 3

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from seqmesh.benchmarks.asked import answer
+from seqmesh.benchmarks.asked import answer, by_rank
 from seqmesh.benchmarks.baselines.plain import PlainModel, packed, padded, rows_of
-from seqmesh.benchmarks.curves import PADDED, STATIC, Curve, Job
-from seqmesh.benchmarks.hybrid import plan_of
+from seqmesh.benchmarks.curves import PADDED, Curve, Job
+from seqmesh.benchmarks.hybrid import STATIC, plan_of
 from seqmesh.benchmarks.hybrid_rank import batches_of
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.planner import Step
@@ -84,7 +84,7 @@ def plain_step(config: TrainConfig, feed: Feed, ranks: Ranks, way: str) -> Train
     def train(step: Step, number: int) -> float:
         documents = tokens_of(step, feed)[ranks.rank :: ranks.count]
         batches = rows_of(documents, config.loader.capacity, pad=way == PADDED)
-        most = int(max_over_ranks(len(batches), ranks))
+        most = int(max(by_rank(len(batches), ranks)))
         batches += [[torch.zeros(1, dtype=torch.int64)]] * (most - len(batches))  # DDP wants as many on every rank
         total = torch.zeros(1)
         for position, documents in enumerate(batches):
@@ -113,13 +113,6 @@ def tokens_of(step: Step, feed: Feed) -> list[Tensor]:
             drawn.document.tolist(), drawn.offset.tolist(), drawn.length.tolist(), strict=True
         )
     ]
-
-
-def max_over_ranks(value: int, ranks: Ranks) -> float:
-    counts = torch.zeros(ranks.count)
-    counts[ranks.rank] = value
-    ranks.sum_(counts)
-    return float(counts.max())
 
 
 if __name__ == "__main__":

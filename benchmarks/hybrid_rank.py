@@ -22,7 +22,7 @@ from seqmesh.benchmarks.harness import interleave
 from seqmesh.benchmarks.hybrid import PACKED, WAVES, Answer, Job, documents_of, plan_of
 from seqmesh.kernels.layout import Traffic
 from seqmesh.loader.batch import PackedBatch, fill, outline
-from seqmesh.loader.planner import Step
+from seqmesh.loader.planner import make_step
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.shards import ShardSet
 from seqmesh.loader.stream import Draw, start_state
@@ -100,13 +100,13 @@ def measure(job: Job, ranks: Ranks) -> Answer:
     engines: dict[Mode, Engine] = {mode: Engine.of(config, mode, ranks) for mode in ("free", "waves")}
     shards = ShardSet(Path(job.data))
     turns = {name: turn_of(name, job, shards, config, engines, ranks) for name in job.candidates}
-    expected = turns[PACKED].gradients()
-    error = {name: largest_error(turn.gradients(), expected) for name, turn in turns.items()}
+    gradients = {name: turn.gradients() for name, turn in turns.items()}
+    error = {name: largest_error(found, gradients[PACKED]) for name, found in gradients.items()}
     sent = {name: turn.traffic.sent for name, turn in turns.items()}
     taken = interleave({name: turn.run for name, turn in turns.items()}, job.repeats)
-    walls = {name: _over_ranks([seconds for seconds, _ in found], dist.ReduceOp.MAX) for name, found in taken.items()}
+    walls = {name: _slowest([seconds for seconds, _ in found]) for name, found in taken.items()}
     own = {name: torch.tensor([busy for _, busy in found]) for name, found in taken.items()}
-    busiest = {name: _over_ranks([busy for _, busy in found], dist.ReduceOp.MAX) for name, found in taken.items()}
+    busiest = {name: _slowest([busy for _, busy in found]) for name, found in taken.items()}
     return Answer(
         seconds={name: found.sum(1).tolist() for name, found in walls.items()},
         busiest={name: found.sum(1).tolist() for name, found in busiest.items()},
@@ -132,16 +132,7 @@ def turn_of(
 def batches_of(plan: StepPlan, drawn: Draw, shards: ShardSet, rank: int) -> list[PackedBatch[Tensor]]:
     """What the loader would send for the plan of these documents."""
     state = start_state(SEED, 1)
-    scalars: dict[str, int | float | str] = {
-        "step": 0,
-        "epoch": 0,
-        "tokens_in_step": plan.tokens,
-        "supervised_tokens_in_step": plan.supervised_tokens,
-        "rings_in_step": plan.rings,
-        "imbalance": plan.imbalance,
-        "plan": "",
-    }
-    step = Step(before=state, after=state, documents=drawn, plan=plan, digest="", scalars=scalars)
+    step = make_step(state, state, drawn, plan)
     settings = LoaderSettings(data="", tokens_per_step=plan.tokens, capacity=plan.tokens)
     tensor = TensorMaker(torch.device("cpu"), views=False).tensor
     waves = range(max(int(plan.waves[rank]), 1))
@@ -152,9 +143,10 @@ def largest_error(found: list[Tensor], expected: list[Tensor]) -> float:
     return max(float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
 
 
-def _over_ranks(own: list[list[float]], operation: dist.ReduceOp.RedOpType) -> Tensor:
+def _slowest(own: list[list[float]]) -> Tensor:
+    """The most of any rank, each by itself."""
     values = torch.tensor(own, dtype=torch.float64)
-    dist.all_reduce(values, operation)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
     return values
 
 

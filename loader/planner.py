@@ -54,7 +54,7 @@ def next_step(
         return None
     documents, after = drawn
     cost = settings.cost or CostModel()
-    return _step(
+    return make_step(
         state, after, documents, plan_step(documents.length, settings.mesh, cost, supervised=learned(documents))
     )
 
@@ -68,10 +68,11 @@ def _step_of_rows(
         return None
     documents, row = window.step(state.window_step)
     plan = spread(documents.length, row, settings, supervised_tokens=int(learned(documents).sum()))
-    return _step(state, window.state(state.window_step + 1), documents, plan)
+    return make_step(state, window.state(state.window_step + 1), documents, plan)
 
 
-def _step(before: StreamState, after: StreamState, documents: Draw, plan: StepPlan) -> Step:
+def make_step(before: StreamState, after: StreamState, documents: Draw, plan: StepPlan) -> Step:
+    """The step of a plan, whoever made that, with what batches say of it."""
     digest = plan.digest()
     scalars: dict[str, int | float | str] = {
         "step": before.step,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 
-import numpy as np
 from torch import Tensor
 
 from seqmesh.kernels.layout import Traffic
@@ -115,7 +114,7 @@ class Loop:
 
     def _layer_pairs(self, batch: PackedBatch[Tensor]) -> int:
         pieces = (batch.document_lengths, batch.ring_sizes, batch.ring_indices)
-        lengths, sizes, indices = (np.array(tensor.tolist(), np.int64) for tensor in pieces)
+        lengths, sizes, indices = (tensor.numpy() for tensor in pieces)  # they are on the host, as int64
         return self.job.work.layer_pairs(lengths, sizes, indices)
 
     def _agree(self, plan: str, step: int) -> None:

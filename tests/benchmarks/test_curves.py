@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from seqmesh.benchmarks.baselines.plain import PlainModel, packed, padded, rows_of
-from seqmesh.benchmarks.curves import FREE, PADDED, WARM_UP_STEPS, Curve, compare, draw
+from seqmesh.benchmarks.curves import PADDED, WARM_UP_STEPS, Curve, compare, draw
+from seqmesh.benchmarks.hybrid import FREE
 from seqmesh.kernels.layout import Layout
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer

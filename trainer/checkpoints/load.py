@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from seqmesh.trainer.checkpoints.index import Chunks, read_index
 from seqmesh.trainer.checkpoints.keep import checkpoint_path, checkpoints, step_of
 from seqmesh.trainer.checkpoints.manifest import STATE, CheckpointError, DamageError, problems
-from seqmesh.trainer.checkpoints.parts import dtype_of, local_of, shape_of
+from seqmesh.trainer.checkpoints.parts import dtype_of, local_of
 from seqmesh.trainer.checkpoints.read import read_into
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved
@@ -87,17 +87,15 @@ def load(path: Path, tensors: Saved, ranks: Ranks) -> Loaded:
 
 def _readers(tensors: Saved, ranks: int) -> dict[str, int]:
     """For each whole tensor the rank that reads it, so that each reads about as much. The same on all ranks."""
-    whole = {name: value for name, value in tensors.items() if isinstance(value, Tensor) and not _is_spread(value)}
+    whole = {
+        name: value for name, value in tensors.items() if isinstance(value, Tensor) and not isinstance(value, DTensor)
+    }
     loads = [0] * ranks
     readers: dict[str, int] = {}
     for name in sorted(whole, key=lambda name: (-whole[name].nbytes, name)):
         readers[name] = loads.index(min(loads))
         loads[readers[name]] += whole[name].nbytes
     return readers
-
-
-def _is_spread(value: Tensor) -> bool:
-    return isinstance(value, DTensor)
 
 
 def _check_fit(path: Path, index: Chunks, tensors: Saved) -> None:
@@ -107,7 +105,7 @@ def _check_fit(path: Path, index: Chunks, tensors: Saved) -> None:
     for name, value in tensors.items():
         entry = held[name]
         assert isinstance(entry, TensorStorageMetadata)
-        there, here = (entry.properties.dtype, entry.size), (dtype_of(value), shape_of(value))
+        there, here = (entry.properties.dtype, entry.size), (dtype_of(value), value.shape)
         if there != here:
             words = " and ".join(
                 f"{dtype} {list(shape)} {where}" for (dtype, shape), where in ((there, "there"), (here, "here"))

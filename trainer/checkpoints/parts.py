@@ -58,10 +58,5 @@ def local_of(value: Tensor | DTensor | Part) -> Tensor:
     return value.to_local().detach() if isinstance(value, DTensor) else value.detach()
 
 
-def shape_of(value: Tensor | DTensor | Part) -> torch.Size:
-    """Of the whole tensor."""
-    return value.shape
-
-
 def dtype_of(value: Tensor | DTensor | Part) -> torch.dtype:
     return value.local.dtype if isinstance(value, Part) else value.dtype
