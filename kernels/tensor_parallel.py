@@ -9,12 +9,24 @@ Shapes: [..., W] with width W.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """The ranks that divide a layer: `rank` of `count`; None of them for one, which sends nothing. chunks: that an
+    exchange is cut into, to overlap with the matmuls at its ends."""
+
+    group: dist.ProcessGroup | None = None
+    rank: int = 0
+    count: int = 1
+    chunks: int = 1
 
 
 def sum_partials(partial: Tensor, bias: Tensor | None, group: dist.ProcessGroup) -> Tensor:

@@ -25,6 +25,7 @@ from seqmesh.packer.cost import CostModel
 from seqmesh.packer.offload import Offload
 from seqmesh.trainer.activations import bytes_per_token
 from seqmesh.trainer.checkpoints.config import CheckpointConfig
+from seqmesh.trainer.grid import ParallelConfig
 from seqmesh.trainer.logs import LogConfig
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.huggingface import CONFIG, huggingface_config
@@ -59,6 +60,7 @@ class TrainConfig:
     steps: int
     loader: LoaderSettings
     model: ModelConfig
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)

@@ -36,13 +36,14 @@ class RankError(RuntimeError):
 class Ranks:
     """This process's place: `rank` of `count`. With one rank there is no group and nothing is sent.
 
-    watch: what this rank's main thread lets the others know, and how long it waits for them. beats: the thread that
-    does; None with one rank.
+    group: theirs; None for that of all processes. watch: what this rank's main thread lets the others know, and how
+    long it waits for them. beats: the thread that does; None with one rank.
     """
 
     rank: int
     count: int
     device: torch.device
+    group: dist.ProcessGroup | None = None
     watch: Watch = field(default_factory=Watch)
     beats: Beats | None = None
 
@@ -53,24 +54,28 @@ class Ranks:
     def sum_(self, values: Tensor) -> None:
         """Replace `values` by their sum over all ranks; the result has the same bits on every rank."""
         if self.count > 1:
-            dist.all_reduce(values, dist.ReduceOp.SUM)
+            dist.all_reduce(values, dist.ReduceOp.SUM, group=self.group)
 
     def sum_shards(self, mine: Tensor, shards: Sequence[Tensor]) -> None:
         """Put into `mine` the sum over all ranks of shard number `rank`. Shards may differ in size, and be empty."""
         if self.count == 1:
             mine.copy_(shards[0])
         else:
-            dist.reduce_scatter(mine, list(shards), dist.ReduceOp.SUM)
+            dist.reduce_scatter(mine, list(shards), dist.ReduceOp.SUM, group=self.group)
 
     def share_shards_(self, shards: Sequence[Tensor]) -> None:
         """Replace every shard by that of the rank of its number: all have all. Shards may differ in size."""
         if self.count == 1:
             return
         if dist.get_backend() == "nccl":
-            dist.all_gather(list(shards), shards[self.rank])
+            dist.all_gather(list(shards), shards[self.rank], group=self.group)
             return
         # gloo gathers equal sizes alone.
-        sent = [dist.broadcast(shard, src=rank, async_op=True) for rank, shard in enumerate(shards) if shard.numel()]
+        sent = [
+            dist.broadcast(shard, group=self.group, group_src=rank, async_op=True)
+            for rank, shard in enumerate(shards)
+            if shard.numel()
+        ]
         for work in sent:
             assert work is not None
             work.wait()
@@ -80,7 +85,7 @@ class Ranks:
         if self.count == 1:
             return number
         box = torch.tensor([number], dtype=torch.int64, device=self.device)
-        dist.broadcast(box, src=0)
+        dist.broadcast(box, group=self.group, group_src=0)
         return int(box.item())
 
     def texts(self, text: str) -> list[str]:
@@ -91,7 +96,7 @@ class Ranks:
         """Replace `values` by those of rank `source`."""
         if self.count > 1:
             there = values.to(self.device).contiguous()  # the group may carry one kind of memory only
-            dist.broadcast(there, src=source)
+            dist.broadcast(there, group=self.group, group_src=source)
             if there is not values:
                 values.copy_(there)
 
@@ -104,7 +109,7 @@ class Ranks:
 
     def wait_for_all(self) -> None:
         if self.count > 1:
-            dist.barrier()
+            dist.barrier(group=self.group)
 
     @contextmanager
     def naming_the_lost(self, what: str) -> Iterator[None]:
@@ -141,7 +146,7 @@ def join_ranks(timeout: float) -> Iterator[Ranks]:
         rank, watch = dist.get_rank(), Watch()
         beats = Beats(_connect("beats", timeout), rank, count, watch)
         with beats.running():
-            yield Ranks(rank, count, device, watch, beats)
+            yield Ranks(rank, count, device, watch=watch, beats=beats)
     finally:
         dist.destroy_process_group()
 

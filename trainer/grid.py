@@ -1,0 +1,103 @@
+"""Where a process stands among all of a job: in which replica of the model, which stage of it, which tensor peer.
+
+Process number = (stage · replicas + replica) · tensor peers + tensor peer. Tensor peers, who exchange the most, are
+neighbours and so on one machine; replicas come next, for their rings; stages are furthest apart.
+
+Every axis has a group for each of its lines, all made at the start (`make_grid`), by all processes in one order; none
+is made later. What is planned, and calls its ranks by numbers from 0, knows replicas alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from seqmesh.trainer.parallel import Ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """How many processes share one replica of the model. tensor: divide every layer. stages: of a pipeline, each with
+    some of the layers, in `parts` stretches. chunks: that exchanges of tensor peers are cut into, so that they overlap
+    with matmuls on a GPU."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    tensor: int = 1
+    stages: int = 1
+    parts: int = 1
+    chunks: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "stages", "parts", "chunks"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} is {value}: must be at least 1")
+        if self.parts > 1 and self.stages == 1:
+            raise ValueError(f"parts is {self.parts}: one stage has all layers in one")
+
+    @property
+    def peers(self) -> int:
+        """Processes of a replica."""
+        return self.tensor * self.stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """world: all processes. data: the replicas' processes of this stage and tensor index; its rank is the replica's
+    number, as plans count. tensor: those that divide this process's layers with it. stages: of this replica and tensor
+    index, first to last; what goes from stage to stage travels in its group, what comes back in that of `returns`, the
+    same processes: neither can hold up the other."""
+
+    world: Ranks
+    data: Ranks
+    tensor: Ranks
+    stages: Ranks
+    returns: Ranks
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process is the one of its replica that has its loss: of the last stage, the first peer."""
+        return self.tensor.is_first and self.stages.rank == self.stages.count - 1
+
+    def process(self, replica: int) -> int:
+        """The process of another replica that has this one's place in it."""
+        return (self.stages.rank * self.data.count + replica) * self.tensor.count + self.tensor.rank
+
+
+def make_grid(world: Ranks, config: ParallelConfig) -> Grid:
+    """All processes call it, once. Raises ValueError where they are not so many whole replicas."""
+    if world.count % config.peers:
+        raise ValueError(
+            f"{world.count} processes: must be a multiple of parallel.tensor · parallel.stages, "
+            f"{config.tensor} · {config.stages}"
+        )
+    replicas = world.count // config.peers
+    rest, peer = divmod(world.rank, config.tensor)
+    stage, replica = divmod(rest, replicas)
+    first = (stage * replicas + replica) * config.tensor
+    step = replicas * config.tensor
+    stages = [world.rank % step + other * step for other in range(config.stages)]
+    return Grid(
+        world=world,
+        tensor=_line(world, list(range(first, first + config.tensor))),
+        data=_line(world, [(stage * replicas + other) * config.tensor + peer for other in range(replicas)]),
+        stages=_line(world, stages, own=config.stages > 1),
+        returns=_line(world, stages, own=config.stages > 1),
+    )
+
+
+def alone(device: torch.device) -> Grid:
+    """Of one process."""
+    return make_grid(Ranks(0, 1, device), ParallelConfig())
+
+
+def _line(world: Ranks, members: list[int], *, own: bool = False) -> Ranks:
+    """The group of these processes, this one among them. Each process makes its own and no other: all make equally many
+    in the same order. own: also where they are all processes."""
+    group = None
+    if own or 1 < len(members) < world.count:
+        group = dist.new_group(members, use_local_synchronization=True)
+    return replace(world, rank=members.index(world.rank), count=len(members), group=group)
