@@ -46,5 +46,5 @@ def test_peers_on_a_machine_are_numbered_by_themselves() -> None:
 
 def test_processes_that_make_no_whole_replicas_are_refused() -> None:
     config = ParallelConfig(tensor=2, stages=3)
-    with pytest.raises(ValueError, match="8 processes: must be a multiple of .*, 2 · 3"):
+    with pytest.raises(ValueError, match=r"8 processes: must be a multiple of .*, 2 · 3"):
         make_grid(replace(alone(CPU).world, count=8), config)
