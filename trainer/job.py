@@ -65,7 +65,7 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
     """A job at step 0."""
     dtype: torch.dtype = getattr(torch, config.dtype)
     model = _make_model(config, grid, dtype)
-    spread = model.embedding.weight.is_meta
+    spread = next(model.parameters()).is_meta
     set_recompute(model.blocks, config.recompute)
     offloader = Offloader(model.blocks, Host.of(grid.world.device)) if config.offload else None
     replica = make_replica(model, grid.data, config.loader.mode, config.sharding, extra=EXTRA)
@@ -108,9 +108,7 @@ def count_work(config: ModelConfig) -> Work:
     """Of the whole model, however many processes share it."""
     shapes = parameter_shapes(config)
     return make_work(
-        block_parameters=sum(
-            shape.numel() for name, shape in shapes.items() if name.startswith("blocks.") and len(shape) > 1
-        ),
+        block_parameters=sum(s.numel() for name, s in shapes.items() if name.startswith("blocks.") and len(s) > 1),
         head_parameters=config.vocab_size * config.width,
         heads=config.heads,
         head_dim=config.head_dim,
