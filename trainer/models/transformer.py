@@ -19,7 +19,7 @@ from seqmesh.kernels.loss import linear_cross_entropy_sum
 from seqmesh.kernels.rotary import rotary_tables
 from seqmesh.trainer.models.blocks import make_block, make_linear, make_norm, unset
 from seqmesh.trainer.models.config import ModelConfig
-from seqmesh.trainer.models.places import place_of
+from seqmesh.trainer.models.places import part_of
 
 
 class Transformer(nn.Module):
@@ -76,13 +76,13 @@ def init_weights(model: Transformer, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     std = model.config.init_std
     for name, weight in model.named_parameters():
-        local, rows = place_of(weight)
+        part = part_of(weight)
         if weight.ndim == 1:
-            local.fill_(0.0 if name.endswith("bias") else 1.0)
+            part.local.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
         to_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
         scaled = std / math.sqrt(2 * model.config.layers) if to_residual else std
-        local.copy_(torch.randn(weight.shape, generator=generator, device="cpu")[rows] * scaled)
+        part.local.copy_(torch.randn(part.shape, generator=generator, device="cpu")[part.place] * scaled)
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:
