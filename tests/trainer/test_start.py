@@ -53,9 +53,7 @@ def sum_over(line: Ranks, number: float) -> float:
 def expected_sums(processes: int, config: ParallelConfig) -> list[list[float]]:
     """Of the numbers of the processes that share replica, stage or peer, by looking at all of them."""
     replicas = processes // config.peers
-    places = [
-        (p // config.tensor // replicas, p // config.tensor % replicas, p % config.tensor) for p in range(processes)
-    ]
+    rows = [(*divmod(p // config.tensor, replicas), p % config.tensor) for p in range(processes)]
 
     def alike(own: tuple[int, int, int], *axes: int) -> float:
         return float(sum(p for p, other in enumerate(rows) if all(other[axis] == own[axis] for axis in axes)))
