@@ -98,7 +98,7 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
 
 def _make_model(config: TrainConfig, grid: Grid, dtype: torch.dtype) -> Transformer:
     """With its weights; on the meta device, without, where parameters are to be sharded: no rank ever has them all."""
-    if sharding_of(grid.data, config.loader.mode, config.sharding) != "parameters":
+    if sharding_of(grid, config.loader.mode, config.sharding) != "parameters":
         return Transformer(config.model, seed=config.seed).to(grid.world.device, dtype)
     with torch.device("meta"):
         return Transformer(config.model, seed=config.seed).to(dtype)

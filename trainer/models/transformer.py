@@ -201,7 +201,6 @@ def _generator(seed: int, name: str) -> torch.Generator:
     """Of a parameter's numbers: the others need not be drawn, or held, for it."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
->>>>>>> par-model-1
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:
