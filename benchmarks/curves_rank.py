@@ -22,6 +22,7 @@ from seqmesh.benchmarks.hybrid_rank import batches_of
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.planner import Step
 from seqmesh.trainer.config import TrainConfig, load_config
+from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import learning_rate, make_optimizer, set_rate
 from seqmesh.trainer.parallel import Ranks
@@ -54,7 +55,7 @@ def measure(job: Job, ranks: Ranks) -> Curve:
 def static_step(config: TrainConfig, feed: Feed, ranks: Ranks) -> TrainStep:
     """Our trainer under a static mesh: every document over all ranks that the longest needs."""
     model = Transformer(config.model, seed=config.seed)
-    replica = make_replica(model, ranks, "free", extra=EXTRA)
+    replica = make_replica(model, one_each(ranks), "free", extra=EXTRA)
     optimizer = make_optimizer(model.parameters(), config.optim)
     capacity, longest = config.loader.capacity, feed.settings.longest
     cost = config.cost_model()

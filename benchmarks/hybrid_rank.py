@@ -28,6 +28,7 @@ from seqmesh.loader.shards import ShardSet
 from seqmesh.loader.stream import Draw, start_state
 from seqmesh.loader.tensors import TensorMaker
 from seqmesh.packer.plan import Mode, StepPlan
+from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.parallel import Ranks
@@ -47,7 +48,7 @@ class Engine:
     @classmethod
     def of(cls, config: ModelConfig, mode: Mode, ranks: Ranks) -> Engine:
         model = Transformer(config, seed=SEED)
-        return cls(model, make_replica(model, ranks, mode, extra=EXTRA))
+        return cls(model, make_replica(model, one_each(ranks), mode, extra=EXTRA))
 
     def gradient(self) -> Tensor:
         """The whole gradient of the step, flat."""

@@ -68,7 +68,7 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
     spread = next(model.parameters()).is_meta
     set_recompute(model.blocks, config.recompute)
     offloader = Offloader(model.blocks, Host.of(grid.world.device)) if config.offload else None
-    replica = make_replica(model, grid.data, config.loader.mode, config.sharding, extra=EXTRA)
+    replica = make_replica(model, grid, config.loader.mode, config.sharding, extra=EXTRA)
     if spread:
         init_weights(model, config.seed)
     optimizer = replica.make_optimizer(config.optim)
@@ -76,7 +76,7 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
     saver = Saver(
         Path(config.run),
         replica.tensors(optimizer),
-        grid.world,
+        grid,
         config=config.checkpoint,
         timeout=config.timeout,
         say=say,
@@ -98,7 +98,7 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
 
 def _make_model(config: TrainConfig, grid: Grid, dtype: torch.dtype) -> Transformer:
     """With its weights; on the meta device, without, where parameters are to be sharded: no rank ever has them all."""
-    if sharding_of(grid.data, config.loader.mode, config.sharding) != "parameters":
+    if sharding_of(grid, config.loader.mode, config.sharding) != "parameters":
         return Transformer(config.model, seed=config.seed).to(grid.world.device, dtype)
     with torch.device("meta"):
         return Transformer(config.model, seed=config.seed).to(dtype)

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.loss import cross_entropy_sum
 from seqmesh.loader.batch import PackedBatch
+from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.optim import OptimConfig, make_optimizer
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.replicas.replicated import Replicated
 from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
 from tests.ranks import run_ranks
+from tests.trainer.held import holding_whole
 
 LOSSES = (1.0, 5.0, 7.0)
 UNSUPERVISED = -100
@@ -73,7 +75,7 @@ def run_step(ranks: Ranks, work: Sequence[Sequence[MicroBatch]]) -> tuple[StepRe
     """One step; `work[rank]` are that rank's micro-batches. The result, the gradient, whether the weights moved."""
     model = FixedLosses()
     before = model.table.detach().clone()
-    replica = Replicated(model, ranks, extra=EXTRA)
+    replica = Replicated(holding_whole(model), one_each(ranks), extra=EXTRA)
     supervised = sum(count for batches in work for batch in batches for _, count in batch)
     mine = work[ranks.rank]
     for wave, content in enumerate(mine):

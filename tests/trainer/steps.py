@@ -18,6 +18,7 @@ from seqmesh.kernels.loss import UNSUPERVISED, cross_entropy_sum
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig, learning_rate, make_optimizer
@@ -73,7 +74,7 @@ def take_all(ranks: Ranks, jobs: Sequence[Job]) -> list[Taken]:
 def take_steps(ranks: Ranks, job: Job) -> Taken:
     """The first steps of a job on this rank."""
     model, traffic = new_model(job.dtype), Traffic()
-    replica = make_replica(model, ranks, job.settings.mode, job.sharding, extra=EXTRA)
+    replica = make_replica(model, one_each(ranks), job.settings.mode, job.sharding, extra=EXTRA)
     optimizer, recorder = replica.make_optimizer(job.optim), replica.make_optimizer(RECORDER)
     gradients, results, counts = [], [], []
     groups = groups_now()

@@ -15,6 +15,7 @@ from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.cost import CostModel
 from seqmesh.packer.offload import Offload
 from seqmesh.packer.plan import Mode
+from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.host import Host
 from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.parallel import Ranks
@@ -66,7 +67,8 @@ def gradient_of(ranks: Ranks, settings: LoaderSettings, case: Case) -> tuple[Any
     model = model_of(case.recompute, MODEL)
     host = late_host() if case.late else Host.of(ranks.device)
     offloader = None if case.ratio == 0 else Offloader(model.blocks, host)
-    replica, traffic, planned = make_replica(model, ranks, settings.mode, case.sharding, extra=EXTRA), Traffic(), 0
+    replica = make_replica(model, one_each(ranks), settings.mode, case.sharding, extra=EXTRA)
+    traffic, planned = Traffic(), 0
     replica.begin_step()
     with Loader(settings, rank=ranks.rank, mode="inline") as loader:
         for batch in loader:
