@@ -24,7 +24,7 @@ from seqmesh.kernels.tensor_parallel import ALONE, Peers, gather_linear, sum_lin
 from seqmesh.trainer.models.blocks import ParallelBlock, SerialBlock, make_block, make_linear, make_norm, unset
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.division import STACK, Box, box_of, check_divisible, first_of, share_of
-from seqmesh.trainer.models.places import place_of
+from seqmesh.trainer.models.places import part_of
 
 Block = ParallelBlock | SerialBlock
 
@@ -181,13 +181,14 @@ def init_weights(model: Transformer, seed: int) -> None:
     """
     boxes, std = model.boxes(), model.config.init_std
     for name, weight in model.named_parameters():
-        local, place = place_of(weight)
+        part = part_of(weight)
         if weight.ndim == 1:
-            local.fill_(0.0 if name.endswith("bias") else 1.0)
+            part.local.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
         to_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
         scaled = std / math.sqrt(2 * model.config.layers) if to_residual else std
-        local.copy_(_drawn(boxes[name], weight.shape, f"{seed}/{name}")[place] * scaled)
+        drawn = _drawn(boxes[name], weight.shape, f"{seed}/{name}")
+        part.local.copy_(drawn[part.place] * scaled)
 
 
 def _drawn(box: Box, size: torch.Size, name: str) -> Tensor:
