@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from seqmesh.kernels.tensor_parallel import Peers
 from seqmesh.loader.embedded import Loader
 from seqmesh.trainer.config import TrainConfig, load_config
 from seqmesh.trainer.grid import alone
@@ -35,6 +37,7 @@ from seqmesh.trainer.models.llama import from_json, to_json
 from seqmesh.trainer.models.places import parts_of
 from seqmesh.trainer.models.presets import PRESETS
 from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.trainer.part import Part
 from seqmesh.trainer.saving import resume
 from seqmesh.trainer.train import loader_settings
 from tests.kernels.reference import layout_of, positions_of, relative_error
@@ -131,6 +134,19 @@ def test_our_weights_give_our_logits(name: str, tmp_path: Path) -> None:
     again = loaded(tmp_path)
     assert all(torch.equal(tensor, again.state_dict()[key]) for key, tensor in tensors.items())
     check_logits(model, theirs)
+
+
+def test_a_piece_of_a_model_reads_its_own(tmp_path: Path) -> None:
+    """Some of the layers, and of each a peer's share; files must still hold the whole model."""
+    whole = shaken(Transformer(SMALL, seed=0))
+    save_huggingface(tmp_path, SMALL, dict(whole.named_parameters()), file_bytes=20_000)
+    for layers, rank in itertools.product([range(1), range(1, SMALL.layers)], range(2)):
+        piece = Transformer(SMALL, seed=1, layers=[layers], peers=Peers(rank=rank, count=2))
+        held, boxes = dict(piece.named_parameters()), piece.boxes()
+        parts = {n: Part(local=held[n].detach(), shape=box.shape, offsets=box.offsets) for n, box in boxes.items()}
+        load_huggingface(tmp_path, SMALL, parts)
+        for name, part in parts.items():
+            assert torch.equal(part.local, whole.get_parameter(name)[part.place]), name
 
 
 def test_half_precision_is_kept_and_widened(tmp_path: Path) -> None:
