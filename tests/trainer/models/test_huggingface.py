@@ -26,6 +26,7 @@ from transformers import (
 
 from seqmesh.loader.embedded import Loader
 from seqmesh.trainer.config import TrainConfig, load_config
+from seqmesh.trainer.grid import alone
 from seqmesh.trainer.job import make_job
 from seqmesh.trainer.loop import run as run_job
 from seqmesh.trainer.models.config import ModelConfig
@@ -33,7 +34,6 @@ from seqmesh.trainer.models.huggingface import huggingface_config, load_huggingf
 from seqmesh.trainer.models.llama import from_json, to_json
 from seqmesh.trainer.models.presets import PRESETS
 from seqmesh.trainer.models.transformer import Transformer
-from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.saving import resume
 from seqmesh.trainer.train import loader_settings
 from tests.kernels.reference import layout_of, positions_of, relative_error
@@ -287,7 +287,7 @@ def job_of(folder: Path, **fields: Any) -> Path:
 def run(config: TrainConfig, said: list[object], steps: int) -> dict[str, Tensor]:
     """The weights at the start of a job, which then runs."""
     with Loader(loader_settings(config, 1), mode="inline") as loader:
-        job = make_job(config, Ranks(0, 1, torch.device("cpu")), loader, said.append)
+        job = make_job(config, alone(torch.device("cpu")), loader, said.append)
         job.folder.mkdir(exist_ok=True)
         resume(job)
         weights = {name: parameter.detach().clone() for name, parameter in job.model.named_parameters()}
