@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from seqmesh.trainer.grid import Grid, ParallelConfig, make_grid
+from seqmesh.trainer.offload import Pass
 from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.passes import Flight
 from seqmesh.trainer.pipeline.order import Place, operations
 from seqmesh.trainer.pipeline.run import Pipeline
 from tests.ranks import run_ranks
 
+Thing = TypeVar("Thing")
 Matrix = npt.NDArray[np.float64]
 
 WIDTH = 3
@@ -44,25 +47,19 @@ def rows_of(tokens: int) -> Tensor:
     return torch.randn(tokens, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(100 + tokens))
 
 
-@dataclass(eq=False)
-class Held:
-    """Between forward and backward."""
-
-    out: Tensor
-
-    def backward(self, gradient: Tensor | None = None) -> None:
-        torch.autograd.backward(self.out, gradient)
+class Held(Flight):
+    """Is known when it is alive."""
 
 
 @dataclass
 class Layers:
     """One matrix a part; the loss is the sum of what comes out. most: flights that were alive at a time."""
 
+    grid: Grid
     place: Place
     weights: list[Tensor] = field(default_factory=list)
     begun: list[int] = field(default_factory=list)
-    alive: "weakref.WeakSet[Held]" = field(default_factory=weakref.WeakSet)
-    tensors: list["weakref.ref[Tensor]"] = field(default_factory=list)
+    alive: list["weakref.ref[Any]"] = field(default_factory=list)
     most: int = 0
 
     def __post_init__(self) -> None:
@@ -72,18 +69,20 @@ class Layers:
         self.begun.append(batch.tokens)
 
     def room(self, batch: Any) -> Tensor:
-        room = torch.empty(batch.tokens, WIDTH, dtype=torch.float64)
-        self.tensors.append(weakref.ref(room))
-        return room
+        return self.known(torch.empty(batch.tokens, WIDTH, dtype=torch.float64))
 
-    def forward(self, batch: Any, part: int, x: Tensor | None) -> Held:
+    def forward(self, batch: Any, part: int, x: Tensor | None, *, at_once: bool) -> Flight:
         assert (x is None) == self.place.begins(part)
-        out = torch.tanh((rows_of(batch.tokens) if x is None else x) @ self.weights[part])
-        self.tensors.append(weakref.ref(out))
-        held = Held(out.sum() if self.place.ends(part) else out)
-        self.alive.add(held)
-        self.most = max(self.most, len(self.alive))
-        return held
+        assert at_once == self.place.ends(part)
+        given = rows_of(batch.tokens) if x is None else x.requires_grad_()
+        out = self.known(torch.tanh(given @ self.weights[part]))
+        flight = self.known(Held(out.sum() if self.place.ends(part) else out, x, Pass()))
+        self.most = max(self.most, sum(isinstance(each(), Held) for each in self.alive))
+        return flight
+
+    def known(self, thing: Thing) -> Thing:
+        self.alive.append(weakref.ref(thing))
+        return thing
 
 
 def run_cases(ranks: Ranks, cases: Sequence[Case]) -> list[list[Matrix]]:
@@ -95,14 +94,13 @@ def run_case(ranks: Ranks, case: Case) -> list[Matrix]:
     """Gradients of this process's matrices, by virtual stage, summed over replicas."""
     grid = make_grid(ranks, ParallelConfig(stages=case.stages, parts=case.parts))
     place = Place(stage=grid.stages.rank, stages=case.stages, parts=case.parts)
-    layers = Layers(place)
-    pipeline = Pipeline(layers, grid, case.parts)
+    layers: Any = Layers(grid, place)
+    pipeline = Pipeline(layers, case.parts)
     counts = case.counts[grid.data.rank]
     for _ in range(2):
         batches: list[Any] = [SimpleNamespace(tokens=tokens) for tokens in counts]
         pipeline.run(iter(batches))
-        assert len(layers.alive) == 0
-        assert not any(tensor() is not None for tensor in layers.tensors)
+        assert not any(thing() is not None for thing in layers.alive)
     assert layers.begun == [tokens for tokens in counts if tokens] * 2
     steps = [-1 if operation.backward else 1 for operation in operations([*map(bool, counts)], place)]
     assert layers.most == max(accumulate(steps), default=0) <= place.ahead + 1
