@@ -23,8 +23,8 @@ from seqmesh.kernels.rotary import rotary_tables
 from seqmesh.kernels.tensor_parallel import ALONE, Peers, gather_linear, sum_linear
 from seqmesh.trainer.models.blocks import ParallelBlock, SerialBlock, make_block, make_linear, make_norm, unset
 from seqmesh.trainer.models.config import ModelConfig
-from seqmesh.trainer.models.division import Box, box_of, check_divisible, first_of, share_of
-from seqmesh.trainer.models.places import place_of
+from seqmesh.trainer.models.division import STACK, Box, box_of, check_divisible, first_of, share_of
+from seqmesh.trainer.models.places import part_of
 
 Block = ParallelBlock | SerialBlock
 
@@ -181,21 +181,29 @@ def init_weights(model: Transformer, seed: int) -> None:
     """
     boxes, std = model.boxes(), model.config.init_std
     for name, weight in model.named_parameters():
-        local, place = place_of(weight)
+        part = part_of(weight)
         if weight.ndim == 1:
-            local.fill_(0.0 if name.endswith("bias") else 1.0)
+            part.local.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
         to_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
         scaled = std / math.sqrt(2 * model.config.layers) if to_residual else std
-        box, generator = boxes[name], _generator(seed, name)
-        whole = torch.randn(box.shape, generator=generator, device="cpu")
-        local.copy_(whole[box.place(weight.shape)][place] * scaled)
+        drawn = _drawn(boxes[name], weight.shape, f"{seed}/{name}")
+        part.local.copy_(drawn[part.place] * scaled)
 
 
-def _generator(seed: int, name: str) -> torch.Generator:
-    """Of a parameter's numbers: the others need not be drawn, or held, for it."""
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
+def _drawn(box: Box, size: torch.Size, name: str) -> Tensor:
+    """Normal numbers of this name, a piece of this size of them. Of a stack each matrix has numbers of its own: those
+    elsewhere are not drawn."""
+    if len(size) == STACK:
+        stack = range(box.offsets[0], box.offsets[0] + size[0])
+        return torch.stack([_normal(box.shape[1:], f"{name}/{number}") for number in stack])
+    return _normal(box.shape, name)[box.place(size)]
+
+
+def _normal(shape: torch.Size, name: str) -> Tensor:
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
+    return torch.randn(shape, generator=generator, device="cpu")
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:
