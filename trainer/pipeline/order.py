@@ -12,7 +12,9 @@ processes can wait for each other: number the forward k of stage s by 2k + s (of
 by one more than the forward that the schedule has before it. The numbers go up along the schedule of a stage, and what
 an operation waits for has a smaller one: the same micro-batch on the virtual stage before it, after it in backward, or
 its own forward on the last. Members of a ring share micro-batch, part, direction and stage, and so the number. Of all
-that is left to do, whatever has the smallest number can begin.
+that is left to do, whatever has the smallest number can begin. And since every message goes from some number to the
+next, or the next but one, whatever is sent from one process to another is taken there in the order in which it was
+sent.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 from seqmesh.trainer.passes import Batch, Flight, Passes
-from seqmesh.trainer.pipeline.messages import Way
+from seqmesh.trainer.pipeline.messages import make_ways
 from seqmesh.trainer.pipeline.order import Operation, Place, operations
 
 
@@ -22,8 +22,8 @@ class Pipeline:
     def __init__(self, passes: Passes, parts: int = 1) -> None:
         grid, self.passes = passes.grid, passes
         self._place = Place(stage=grid.stages.rank, stages=grid.stages.count, parts=parts)
-        most = Place(stage=0, stages=grid.stages.count, parts=parts).ahead + 1
-        self._onward, self._back = Way(grid.stages, 1, most), Way(grid.returns, -1, most)
+        first = Place(stage=0, stages=grid.stages.count, parts=parts)
+        self._rows, self._gradients = make_ways(grid, most=2 * (first.ahead + 1))
         self._flying: dict[tuple[int, int], Flight] = {}
 
     def run(self, batches: Iterable[Batch]) -> None:
@@ -36,15 +36,15 @@ class Pipeline:
             if following is not None:
                 self._expect(following, taken)
             self._do(operation, taken[operation.batch])
-        for way in (self._onward, self._back):
+        for way in (self._rows, self._gradients):
             way.finish()
 
     def _expect(self, operation: Operation, batches: Sequence[Batch]) -> None:
         """Post what an operation needs of others: one operation early, so that it comes during that."""
-        if operation.backward and not self._place.ends(operation.part):
-            self._back.expect(self.passes.room(batches[operation.batch]))
-        if not operation.backward and not self._place.begins(operation.part):
-            self._onward.expect(self.passes.room(batches[operation.batch]))
+        alone = self._place.ends if operation.backward else self._place.begins
+        if not alone(operation.part):
+            way = self._gradients if operation.backward else self._rows
+            way.expect(self.passes.room(batches[operation.batch]))
 
     def _do(self, operation: Operation, batch: Batch) -> None:
         if operation.backward:
@@ -56,13 +56,13 @@ class Pipeline:
         if part == 0:
             self.passes.begin(batch)
         ends = self._place.ends(part)
-        x = None if self._place.begins(part) else self._onward.receive()
+        x = None if self._place.begins(part) else self._rows.receive()
         flight = self.passes.forward(batch, part, x, at_once=ends)
         if not ends:
-            self._onward.send(flight.out.detach())
+            self._rows.send(flight.out.detach())
         return flight
 
     def _backward(self, flight: Flight, part: int) -> None:
-        gradient = flight.backward(None if self._place.ends(part) else self._back.receive())
+        gradient = flight.backward(None if self._place.ends(part) else self._gradients.receive())
         if gradient is not None:
-            self._back.send(gradient)
+            self._gradients.send(gradient)

@@ -1,6 +1,6 @@
 """The order of a stage's operations: complete, as torch's where replicas are alike, and nobody waits for ever."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -136,19 +136,16 @@ def waited_for(task: Task, shape: Shape) -> set[Task]:
 
 @given(SHAPES, st.lists(st.booleans(), max_size=20))
 def test_messages_arrive_in_the_order_in_which_they_are_expected(shape: Shape, present: list[bool]) -> None:
-    """Between any two processes, in each direction: what is sent has no name."""
-    stages, parts = shape
-    for backward in (False, True):
-        step = -1 if backward else 1
-        sent: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        expected: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for place in places(shape):
-            for each in operations(present, place):
-                virtual = place.virtual(each.part)
-                if each.backward != backward:
+    """Rows and gradients together, from one process to another: what is sent has no name."""
+    sent, expected = defaultdict[tuple[int, int], list[Any]](list), defaultdict[tuple[int, int], list[Any]](list)
+    for place in places(shape):
+        for each in operations(present, place):
+            virtual, step = place.virtual(each.part), -1 if each.backward else 1
+            for target, message in ((virtual + step, "sent"), (virtual - step, "expected")):
+                if not 0 <= target < shape[0] * shape[1]:
                     continue
-                if 0 <= virtual + step < stages * parts:
-                    sent.setdefault((place.stage, (virtual + step) % stages), []).append((each.batch, virtual + step))
-                if 0 <= virtual - step < stages * parts:
-                    expected.setdefault(((virtual - step) % stages, place.stage), []).append((each.batch, virtual))
-        assert sent == expected
+                if message == "sent":
+                    sent[place.stage, target % shape[0]].append((each.batch, each.backward, target))
+                else:
+                    expected[target % shape[0], place.stage].append((each.batch, each.backward, virtual))
+    assert sent == expected
