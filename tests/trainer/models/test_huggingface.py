@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from seqmesh.kernels.tensor_parallel import Peers
 from seqmesh.loader.embedded import Loader
 from seqmesh.trainer.config import TrainConfig, load_config
 from seqmesh.trainer.grid import alone
@@ -32,9 +34,9 @@ from seqmesh.trainer.loop import run as run_job
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.huggingface import huggingface_config, load_huggingface, save_huggingface
 from seqmesh.trainer.models.llama import from_json, to_json
-from seqmesh.trainer.models.places import parts_of
 from seqmesh.trainer.models.presets import PRESETS
-from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.trainer.models.transformer import Transformer, parts_of
+from seqmesh.trainer.part import Part
 from seqmesh.trainer.saving import resume
 from seqmesh.trainer.train import loader_settings
 from tests.kernels.reference import layout_of, positions_of, relative_error
@@ -133,13 +135,26 @@ def test_our_weights_give_our_logits(name: str, tmp_path: Path) -> None:
     check_logits(model, theirs)
 
 
+def test_a_piece_of_a_model_reads_its_own(tmp_path: Path) -> None:
+    """Some of the layers, and of each a peer's share; files must still hold the whole model."""
+    whole = shaken(Transformer(SMALL, seed=0))
+    save_huggingface(tmp_path, SMALL, dict(whole.named_parameters()), file_bytes=20_000)
+    for layers, rank in itertools.product([range(1), range(1, SMALL.layers)], range(2)):
+        piece = Transformer(SMALL, seed=1, layers=[layers], peers=Peers(rank=rank, count=2))
+        held, boxes = dict(piece.named_parameters()), piece.boxes()
+        parts = {n: Part(local=held[n].detach(), shape=box.shape, offsets=box.offsets) for n, box in boxes.items()}
+        load_huggingface(tmp_path, SMALL, parts)
+        for name, part in parts.items():
+            assert torch.equal(part.local, whole.get_parameter(name)[part.place]), name
+
+
 def test_half_precision_is_kept_and_widened(tmp_path: Path) -> None:
     model = Transformer(SMALL, seed=0).bfloat16()
     save_huggingface(tmp_path, SMALL, dict(model.named_parameters()))
     assert load_file(tmp_path / "model.safetensors")["lm_head.weight"].dtype == torch.bfloat16
     assert AutoModelForCausalLM.from_pretrained(tmp_path).dtype == torch.bfloat16
     wide = loaded(tmp_path, torch.float64)
-    assert torch.equal(wide.embedding.weight, model.embedding.weight.double())
+    assert torch.equal(wide.get_parameter("embedding.weight"), model.get_parameter("embedding.weight").double())
 
 
 def test_views_of_one_buffer_are_written_apart(tmp_path: Path) -> None:
@@ -149,7 +164,7 @@ def test_views_of_one_buffer_are_written_apart(tmp_path: Path) -> None:
     tensors = {name: part.view_as(p) for (name, p), part in zip(model.named_parameters(), parts, strict=True)}
     save_huggingface(tmp_path, SMALL, tensors)
     assert (tmp_path / "model.safetensors").stat().st_size < flat.nbytes + 10_000
-    assert torch.equal(loaded(tmp_path).norm.weight, model.norm.weight)
+    assert torch.equal(loaded(tmp_path).get_parameter("norm.weight"), model.get_parameter("norm.weight"))
 
 
 @pytest.fixture
@@ -207,7 +222,8 @@ def test_weights_that_do_not_fit_are_named_and_nothing_is_filled(
     model = Transformer(SMALL, seed=0)
     with pytest.raises(ValueError, match=message):
         load_huggingface(folder, SMALL, parts_of(model))
-    assert torch.equal(model.embedding.weight, Transformer(SMALL, seed=0).embedding.weight)
+    fresh = Transformer(SMALL, seed=0).get_parameter("embedding.weight")
+    assert torch.equal(model.get_parameter("embedding.weight"), fresh)
 
 
 def test_files_that_are_missing_damaged_or_elsewhere_are_named(folder: Path) -> None:
