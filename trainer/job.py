@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from seqmesh.kernels.tensor_parallel import Peers
 from seqmesh.loader.cost_file import cost_digest
 from seqmesh.loader.embedded import Loader
 from seqmesh.packer.cost import CostModel
@@ -17,6 +19,7 @@ from seqmesh.trainer.flops import Peak, Work, find_peak, make_work
 from seqmesh.trainer.grid import Grid
 from seqmesh.trainer.host import Host
 from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.division import layers_of
 from seqmesh.trainer.models.transformer import Transformer, init_weights, parameter_shapes
 from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.part import Saved
@@ -110,11 +113,20 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
 
 
 def _make_model(config: TrainConfig, grid: Grid, dtype: torch.dtype) -> Transformer:
-    """With its weights; on the meta device, without, where parameters are to be sharded: no rank ever has them all."""
+    """What this process holds of it, with its weights; on the meta device, without, where parameters are to be sharded:
+    no process ever has them all."""
+    parallel, stage, tensor = config.parallel, grid.stages.rank, grid.tensor
+    make = partial(
+        Transformer,
+        config.model,
+        seed=config.seed,
+        layers=layers_of(config.model.layers, parallel.stages * parallel.parts)[stage :: parallel.stages],
+        peers=Peers(group=tensor.group, rank=tensor.rank, count=tensor.count, chunks=parallel.chunks),
+    )
     if sharding_of(grid, config.loader.mode, config.sharding) != "parameters":
-        return Transformer(config.model, seed=config.seed).to(grid.world.device, dtype)
+        return make().to(grid.world.device, dtype)
     with torch.device("meta"):
-        return Transformer(config.model, seed=config.seed).to(dtype)
+        return make().to(dtype)
 
 
 def _make_runner(passes: Passes, config: TrainConfig) -> Runner:
