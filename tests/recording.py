@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _dump_fr_trace_json
+from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]  # its stub forgets it
 
 from seqmesh.kernels.rings import messages as rings
 from seqmesh.trainer.pipeline import messages as pipeline
@@ -84,7 +84,7 @@ def _messages(trace: Trace) -> Iterator[None]:
     me = dist.get_rank()
 
     def note(sends: bool, rows: Tensor, peer: int, group: dist.ProcessGroup | None) -> None:
-        name = groups_now()[dist.distributed_c10d._world.pg_names[group or dist.group.WORLD]]
+        name = groups_now()[(group or dist.distributed_c10d._get_default_group()).group_name]
         way = (name, me, peer) if sends else (name, peer, me)
         (trace.sent if sends else trace.received).setdefault(way, []).append(rows.numel() * rows.element_size())
 

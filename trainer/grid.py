@@ -86,20 +86,40 @@ class Grid:
         return here.index(self.world.rank), len(here)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """The processes of each axis that go through one of them, itself included, in order."""
+
+    data: list[int]
+    tensor: list[int]
+    stages: list[int]
+
+
+def lines_through(process: int, processes: int, config: ParallelConfig) -> Lines:
+    """Raises ValueError where they are not so many whole replicas."""
+    replicas = config.replicas(processes)
+    rest, peer = divmod(process, config.tensor)
+    stage, replica = divmod(rest, replicas)
+
+    def number(stage: int, replica: int, peer: int) -> int:
+        return (stage * replicas + replica) * config.tensor + peer
+
+    return Lines(
+        data=[number(stage, other, peer) for other in range(replicas)],
+        tensor=[number(stage, replica, other) for other in range(config.tensor)],
+        stages=[number(other, replica, peer) for other in range(config.stages)],
+    )
+
+
 def make_grid(world: Ranks, config: ParallelConfig) -> Grid:
     """All processes call it, once. Raises ValueError where they are not so many whole replicas."""
-    replicas = config.replicas(world.count)
-    rest, peer = divmod(world.rank, config.tensor)
-    stage, replica = divmod(rest, replicas)
-    first = (stage * replicas + replica) * config.tensor
-    step = replicas * config.tensor
-    stages = [world.rank % step + other * step for other in range(config.stages)]
+    lines, several = lines_through(world.rank, world.count, config), config.stages > 1
     return Grid(
         world=world,
-        tensor=_line(world, "tensor", list(range(first, first + config.tensor))),
-        data=_line(world, "data", [(stage * replicas + other) * config.tensor + peer for other in range(replicas)]),
-        stages=_line(world, "stages", stages, own=config.stages > 1),
-        returns=_line(world, "returns", stages, own=config.stages > 1),
+        tensor=_line(world, "tensor", lines.tensor),
+        data=_line(world, "data", lines.data),
+        stages=_line(world, "stages", lines.stages, own=several),
+        returns=_line(world, "returns", lines.stages, own=several),
     )
 
 

@@ -7,7 +7,7 @@ import yaml
 
 from seqmesh.loader.cost_file import write_cost
 from seqmesh.packer.fit import Sample, Seconds, make_fit
-from seqmesh.tools.launch import show
+from seqmesh.tools.launch import run, show
 from seqmesh.tools.starter import STARTER
 from seqmesh.trainer.activations import bytes_per_token
 from seqmesh.trainer.config import load_config, save_config
@@ -199,3 +199,8 @@ def test_dimensions_that_do_not_fit_the_model_or_the_plans_are_refused_with_thei
     ):
         with pytest.raises(ValueError, match=message):
             load_config(job, [*model, "parallel={tensor: 2, stages: 3}", override])
+
+
+def test_processes_that_make_no_whole_replicas_are_refused_before_any_is_started(job: Path) -> None:
+    with pytest.raises(ValueError, match=r"^3 processes: must be a multiple of .*, 1 · 2$"):
+        run(config=job, overrides=["ranks=3", "model.layers=2", "parallel={stages: 2}"])

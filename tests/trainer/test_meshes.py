@@ -116,11 +116,11 @@ def test_members_of_every_group_exchange_the_same_in_the_same_order_and_no_two_c
     starts: list[list[Ran]],
 ) -> None:
     """No group is made under way: `traced` checks that."""
-    axes = ({"tensor", "data"}, set(), {"data", "stages", "returns"}, set())
+    axes = (("tensor", "data"), (), ("data", "stages", "returns"), ())
     for processes, expected in zip(starts, axes, strict=True):
         traces = [ran.trace for ran in processes]
         groups = set().union(*(trace.groups for trace in traces))
-        assert {name for name, *_ in groups} == {"default_pg"} | expected
+        assert {name for name, *_ in groups} == {"default_pg", *expected}
         for name, *members in groups:
             orders = [of_group(traces[int(member)], (name, *members)) for member in members]
             assert orders == [orders[0]] * len(members)
