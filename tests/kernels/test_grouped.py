@@ -33,7 +33,7 @@ def drawn(counts: list[int], width: int, out: int, dtype: torch.dtype) -> tuple[
 def check(counts: list[int], width: int, out: int, dtype: torch.dtype, tolerance: float) -> None:
     rows, weights, dout = drawn(counts, width, out, dtype)
     result, exact = grouped_linear(rows, weights, counts), leaves(rows, weights)
-    expected = slow(*exact, counts)
+    expected = slow(exact[0], exact[1], counts)
     assert result.dtype == dtype
     found = (result, *torch.autograd.grad(result, (rows, weights), dout))
     wanted = (expected, *torch.autograd.grad(expected, exact, dout.double(), materialize_grads=True))

@@ -1,0 +1,101 @@
+"""A mixture of experts against a loop over rows, divided over peers, and its choices moved by loads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from seqmesh.kernels.tensor_parallel import Peers
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.experts import Experts
+from tests.kernels.reference import layout_of, relative_error
+
+CONFIG = ModelConfig(vocab_size=50, width=8, layers=1, heads=2, kv_heads=1, ffn_width=12, experts=4)
+ALONE = Peers()
+Activation = Literal["swiglu", "gelu"]
+SIZES = st.tuples(st.integers(2, 6), st.lists(st.integers(1, 6), max_size=3), st.integers(0, 3))
+
+
+def experts_of(config: ModelConfig, peers: Peers = ALONE, *, seed: int = 0) -> Experts:
+    """With the whole model's weights, of which peers have their own."""
+    experts = Experts(config, peers).double()
+    generator = torch.Generator().manual_seed(seed)
+    assert config.experts is not None
+    with torch.no_grad():
+        experts.balance.copy_(torch.randn(config.experts, generator=generator) / 10)
+        for name, weight in experts.named_parameters():
+            shape = (config.experts, *weight.shape[1:])
+            whole = torch.randn(shape, generator=generator, dtype=torch.float64) / 3
+            weight.copy_(whole if name.startswith("router") else whole[experts.experts.start : experts.experts.stop])
+    return experts
+
+
+def rows_of(count: int, *, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, CONFIG.width, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def slow(experts: Experts, n: Tensor, real: int) -> tuple[Tensor, list[list[int]]]:
+    """Row by row, each through the two experts of highest probability and bias; and which those are."""
+    out, chosen = [], []
+    for row in n[:real]:
+        probabilities = (experts.router.weight @ row).softmax(dim=0)
+        biased = (probabilities + experts.balance).tolist()
+        pair = sorted(range(len(biased)), key=lambda e: -biased[e])[:2]
+        total = sum(probabilities[e] for e in pair)
+        out.append(sum((probabilities[e] / total * _mlp(experts, e, row) for e in pair), torch.zeros_like(row)))
+        chosen.append(pair)
+    return torch.stack([*out, *(0 * n[real:])]), chosen
+
+
+def _mlp(experts: Experts, expert: int, row: Tensor) -> Tensor:
+    up = experts.up.weight[expert] @ row
+    inner = functional.gelu(up) if experts.gate is None else functional.silu(experts.gate.weight[expert] @ row) * up
+    return experts.down.weight[expert] @ inner
+
+
+def gradients(out: Tensor, n: Tensor, experts: Experts) -> list[Tensor]:
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=out.dtype)
+    inputs = [n, *experts.parameters()]
+    return list(torch.autograd.grad(out, inputs, dout, materialize_grads=True))
+
+
+@given(SIZES, st.sampled_from(get_args(Activation)))
+@settings(deadline=None, max_examples=40)
+def test_every_row_goes_through_its_two_experts(sizes: tuple[int, list[int], int], activation: Activation) -> None:
+    """Some experts have no rows, some passes none at all but padding."""
+    number, lengths, padding = sizes
+    experts = experts_of(replace(CONFIG, experts=number, activation=activation))
+    n = rows_of(sum(lengths) + max(padding, not lengths))
+    out, (expected, chosen) = experts(n, layout_of(lengths)), slow(experts, n, sum(lengths))
+    for found, wanted in zip(
+        (out, *gradients(out, n, experts)), (expected, *gradients(expected, n, experts)), strict=True
+    ):
+        assert relative_error(found, wanted) <= 1e-12 if wanted.any() else not found.any()
+    assert experts.take_counts().tolist() == [sum(pair.count(e) for pair in chosen) for e in range(number)]
+    assert not experts.counts.any()
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_peers_give_parts_of_the_sum_and_of_gradients(count: int) -> None:
+    whole, n, layout = experts_of(CONFIG), rows_of(21), layout_of([12, 7])
+    expected = whole(n, layout)
+    wanted = gradients(expected, n, whole)
+    peers = [experts_of(CONFIG, Peers(rank=rank, count=count)) for rank in range(count)]
+    outs = [peer(n, layout) for peer in peers]
+    assert relative_error(torch.stack(outs).sum(dim=0), expected) <= 1e-12
+    each = [gradients(out, n, peer) for out, peer in zip(outs, peers, strict=True)]
+    dn, router, *stacked = (list(parts) for parts in zip(*each, strict=True))
+    joined = [sum(dn), sum(router), *map(torch.cat, stacked)]
+    for found, right in zip(joined, wanted, strict=True):
+        assert relative_error(found, right) <= 1e-12
+    first, *others = [peer.take_counts() for peer in peers]
+    assert torch.equal(first, whole.take_counts())
+    assert not torch.stack(others).any()
