@@ -15,7 +15,8 @@ from seqmesh.trainer.checkpoints.save import Saver
 from seqmesh.trainer.config import TrainConfig
 from seqmesh.trainer.flops import Peak, Work, find_peak, make_work
 from seqmesh.trainer.host import Host
-from seqmesh.trainer.models.transformer import Transformer, init_weights
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.transformer import Transformer, init_weights, parameter_shapes
 from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved
@@ -64,9 +65,8 @@ def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job
     """A job at step 0."""
     dtype: torch.dtype = getattr(torch, config.dtype)
     model = _make_model(config, ranks, dtype)
-    spread = model.embedding.weight.is_meta
+    spread = next(model.parameters()).is_meta
     set_recompute(model.blocks, config.recompute)
-    work = count_work(model)  # before the replica: it may leave a part of every parameter here
     offloader = Offloader(model.blocks, Host.of(ranks.device)) if config.offload else None
     replica = make_replica(model, ranks, config.loader.mode, config.sharding, extra=EXTRA)
     if spread:
@@ -90,7 +90,7 @@ def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job
         replica=replica,
         offloader=offloader,
         optimizer=optimizer,
-        work=work,
+        work=count_work(config.model),
         peak=find_peak(ranks.device, dtype, config.peak_flops),
         saver=saver,
     )
@@ -104,13 +104,13 @@ def _make_model(config: TrainConfig, ranks: Ranks, dtype: torch.dtype) -> Transf
         return Transformer(config.model, seed=config.seed).to(dtype)
 
 
-def count_work(model: Transformer) -> Work:
+def count_work(config: ModelConfig) -> Work:
     """Of the whole model, on one rank."""
-    shape = model.config
+    shapes = parameter_shapes(config)
     return make_work(
-        block_parameters=sum(p.numel() for p in model.blocks.parameters() if p.ndim > 1),
-        head_parameters=shape.vocab_size * shape.width,
-        heads=shape.heads,
-        head_dim=shape.head_dim,
-        windows=shape.layer_windows,
+        block_parameters=sum(s.numel() for name, s in shapes.items() if name.startswith("blocks.") and len(s) > 1),
+        head_parameters=config.vocab_size * config.width,
+        heads=config.heads,
+        head_dim=config.head_dim,
+        windows=config.layer_windows,
     )

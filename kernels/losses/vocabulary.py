@@ -21,17 +21,18 @@ SAME = ("rows", "width", "supervised labels", "lowest label", "highest label")  
 
 
 def vocab_parallel_cross_entropy_sum(
-    hidden: Tensor, weight_shard: Tensor, labels: Tensor, group: dist.ProcessGroup
+    hidden: Tensor, weight_shard: Tensor, labels: Tensor, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
     """Cross entropy of hidden @ weightᵀ as sum and count, weight being the members' shards one after the other.
 
     hidden [T, W] and labels [T], the same on all members; labels are UNSUPERVISED or 0..V−1, V the sum of the shards'
     rows. weight_shard [v, W]: sizes may differ, 0 included. -> (sum [], count []), the same on all members, otherwise
-    as `linear_cross_entropy_sum` gives them. Every member of the group makes the call, and none but this group is used.
+    as `linear_cross_entropy_sum` gives them. Every member of the group makes the call, and none but this group is used;
+    None is that of all ranks.
 
     Backward communicates nothing. It gives the gradient of the shard, and **this member's share of hidden's gradient**:
-    the shares of all members sum to it. Whatever gave each member its hidden (`tensor_parallel.share_input`, or the
-    gather of a sequence-parallel region) sums them in its own backward.
+    the shares of all members sum to it. What gave each member its hidden (`tensor_parallel.gather_linear`) sums them in
+    its own backward.
 
     Raises ValueError like `linear_cross_entropy_sum`, and where members disagree about the rows or the labels. What can
     be seen only together, a label beyond the whole vocabulary above all, is an error on all members alike.
@@ -45,7 +46,7 @@ def vocab_parallel_cross_entropy_sum(
     return total, (labels != UNSUPERVISED).sum()
 
 
-def _agree(hidden: Tensor, weight_shard: Tensor, labels: Tensor, group: dist.ProcessGroup) -> list[int]:
+def _agree(hidden: Tensor, weight_shard: Tensor, labels: Tensor, group: dist.ProcessGroup | None) -> list[int]:
     """Rows of every member's shard; raises on all members where their inputs cannot belong together."""
     supervised = labels[labels != UNSUPERVISED]
     bounds = (int(supervised.min()), int(supervised.max())) if len(supervised) else (0, 0)
@@ -59,14 +60,14 @@ def _agree(hidden: Tensor, weight_shard: Tensor, labels: Tensor, group: dist.Pro
     return [int(size) for size in sizes]
 
 
-def _merge(statistics: Tensor, *, group: dist.ProcessGroup) -> Tensor:
+def _merge(statistics: Tensor, *, group: dist.ProcessGroup | None) -> Tensor:
     """`chunked.Merge` over the group's slices; in the same order on all members, hence with the same result."""
     largest, total, target = torch.stack(_gather(statistics, group)).unbind(dim=1)  # each [m, n]
     top = largest.amax(dim=0)
     return torch.stack((top, (total * (largest - top).exp()).sum(dim=0), target.sum(dim=0)))
 
 
-def _gather(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+def _gather(mine: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, mine, group=group)
     return gathered

@@ -11,7 +11,6 @@ from seqmesh.packer.pieces import piece_ranges
 from seqmesh.trainer.flops import find_peak, listed_peak, make_work
 from seqmesh.trainer.job import count_work
 from seqmesh.trainer.models.config import ModelConfig
-from seqmesh.trainer.models.transformer import Transformer
 
 CPU = torch.device("cpu")
 WINDOWS = st.lists(st.none() | st.integers(1, 40), min_size=1, max_size=4)
@@ -35,7 +34,7 @@ def test_pairs_are_counted_as_one_by_one(pieces: list[tuple[int, int, int]], win
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_models_work_is_what_the_planner_balances_by(tied: bool) -> None:
     config = ModelConfig(vocab_size=50, width=24, layers=3, heads=4, kv_heads=2, tied_embeddings=tied)
-    work = count_work(Transformer(config, seed=0))
+    work = count_work(config)
     assert work.per_token + work.per_supervised == config.shape.flops_per_token
     assert work.per_pair * config.layers == config.shape.flops_per_pair
     assert work.of_step(tokens=10, supervised=7, layer_pairs=5.0) == (

@@ -10,7 +10,9 @@ Shapes: T packed rows, W width, H query heads, G key and value heads, D head wid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add
 from typing import TypeVar
 
 import torch
@@ -21,14 +23,15 @@ from seqmesh.kernels.attention import varlen_attention
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.norm import layer_norm, rms_norm
 from seqmesh.kernels.rotary import apply_rotary
+from seqmesh.kernels.tensor_parallel import ALONE, Peers, gather_linear, sum_linear
 from seqmesh.trainer.models.config import ModelConfig
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
-def make_block(config: ModelConfig, window: int | None) -> ParallelBlock | SerialBlock:
-    """The block of a layer with this window."""
-    return (ParallelBlock if config.block == "parallel" else SerialBlock)(config, window)
+def make_block(config: ModelConfig, window: int | None, peers: Peers = ALONE) -> ParallelBlock | SerialBlock:
+    """The block of a layer with this window, divided over peers."""
+    return (ParallelBlock if config.block == "parallel" else SerialBlock)(config, window, peers)
 
 
 class RMSNorm(nn.Module):
@@ -63,92 +66,140 @@ def make_norm(config: ModelConfig) -> RMSNorm | LayerNorm:
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions and grouped key and value heads, to at most `window` keys. [T, W] -> [T,
-    W]. output_bias: whether the result has one. attend: what is called for `varlen_attention`."""
+    """Causal attention with rotary positions and grouped key and value heads, to at most `window` keys. What `columns`
+    make of rows [T, W] -> [T, heads · D], of which the block makes `output`. output_bias: whether that has a bias.
+    attend: what is called for `varlen_attention`. Peers have some of the heads each."""
 
-    def __init__(self, config: ModelConfig, window: int | None, *, output_bias: bool) -> None:
+    def __init__(self, config: ModelConfig, window: int | None, peers: Peers, *, output_bias: bool) -> None:
         super().__init__()
         self.attend: Callable[..., Tensor] = varlen_attention
         self.head_dim = config.head_dim
         self.window = window
-        width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        width, kv_width = (heads * config.head_dim // peers.count for heads in (config.heads, config.kv_heads))
         bias = config.biases != "none"
         self.query = make_linear(config.width, width, bias=bias)
         self.key = make_linear(config.width, kv_width, bias=bias)
         self.value = make_linear(config.width, kv_width, bias=bias)
         self.output = make_linear(width, config.width, bias=output_bias)
 
-    def forward(self, n: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-        q, k, v = (project(n).unflatten(-1, (-1, self.head_dim)) for project in (self.query, self.key, self.value))
+    @property
+    def columns(self) -> tuple[nn.Linear, ...]:
+        return self.query, self.key, self.value
+
+    def forward(self, qkv: Sequence[Tensor], cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+        q, k, v = (each.view(len(each), -1, self.head_dim) for each in qkv)
         q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
-        attended = self.attend(q, k, v, layout, window=self.window)
-        out: Tensor = self.output(attended.flatten(1))
-        return out
+        return self.attend(q, k, v, layout, window=self.window).flatten(1)
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(n)) · up(n)) (Shazeer 2020). [T, W] -> [T, W]. output_bias: whether the result has one."""
+    """silu(gate) · up (Shazeer 2020), of which the block makes `down`. Twice [T, F] -> [T, F]. output_bias: whether
+    `down` has one. Peers have some of F each."""
 
-    def __init__(self, config: ModelConfig, *, output_bias: bool) -> None:
+    def __init__(self, config: ModelConfig, peers: Peers, *, output_bias: bool) -> None:
         super().__init__()
-        bias = config.biases == "all"
-        self.gate = make_linear(config.width, config.mlp_width, bias=bias)
-        self.up = make_linear(config.width, config.mlp_width, bias=bias)
-        self.down = make_linear(config.mlp_width, config.width, bias=output_bias)
+        bias, inner = config.biases == "all", config.mlp_width // peers.count
+        self.gate = make_linear(config.width, inner, bias=bias)
+        self.up = make_linear(config.width, inner, bias=bias)
+        self.down = make_linear(inner, config.width, bias=output_bias)
 
-    def forward(self, n: Tensor) -> Tensor:
-        out: Tensor = self.down(swiglu(self.gate(n), self.up(n)))
-        return out
+    @property
+    def columns(self) -> tuple[nn.Linear, ...]:
+        return self.gate, self.up
+
+    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
+        return swiglu(gate, up)
 
 
 class GELU(nn.Module):
-    """down(gelu(up(n))), the exact GELU. [T, W] -> [T, W]. output_bias: whether the result has one."""
+    """gelu(up), the exact one, of which the block makes `down`. [T, F] -> [T, F]. output_bias: whether `down` has one.
+    Peers have some of F each."""
 
-    def __init__(self, config: ModelConfig, *, output_bias: bool) -> None:
+    def __init__(self, config: ModelConfig, peers: Peers, *, output_bias: bool) -> None:
         super().__init__()
-        self.up = make_linear(config.width, config.mlp_width, bias=config.biases == "all")
-        self.down = make_linear(config.mlp_width, config.width, bias=output_bias)
+        inner = config.mlp_width // peers.count
+        self.up = make_linear(config.width, inner, bias=config.biases == "all")
+        self.down = make_linear(inner, config.width, bias=output_bias)
 
-    def forward(self, n: Tensor) -> Tensor:
-        out: Tensor = self.down(gelu(self.up(n)))
-        return out
+    @property
+    def columns(self) -> tuple[nn.Linear, ...]:
+        return (self.up,)
+
+    def forward(self, up: Tensor) -> Tensor:
+        return gelu(up)
 
 
-def make_mlp(config: ModelConfig, *, output_bias: bool) -> SwiGLU | GELU:
-    return (SwiGLU if config.activation == "swiglu" else GELU)(config, output_bias=output_bias)
+Mlp = SwiGLU | GELU
+"""An MLP has `columns`, is called with what they make of all peers' rows, and what it gives goes through `down`. One
+without `down` is called with the rows themselves, [T, W], and gives its share of the sum over peers, [T, W]."""
+
+
+def make_mlp(config: ModelConfig, peers: Peers, *, output_bias: bool) -> Mlp:
+    return (SwiGLU if config.activation == "swiglu" else GELU)(config, peers, output_bias=output_bias)
 
 
 class ParallelBlock(nn.Module):
-    """x + attention(n) + mlp(n) + bias, n = norm(x): one norm, one sum, one bias. [T, W] -> [T, W]."""
+    """x + attention(n) + mlp(n) + bias, n = norm(x): one norm, one sum, one bias. [R, W] -> [R, W]."""
 
-    def __init__(self, config: ModelConfig, window: int | None) -> None:
+    def __init__(self, config: ModelConfig, window: int | None, peers: Peers) -> None:
         super().__init__()
+        self.peers = peers
         self.norm = make_norm(config)
-        self.attention = Attention(config, window, output_bias=False)
-        self.mlp = make_mlp(config, output_bias=False)
+        self.attention = Attention(config, window, peers, output_bias=False)
+        self.mlp = make_mlp(config, peers, output_bias=False)
         self.bias = nn.Parameter(torch.empty(config.width)) if config.biases == "all" else None
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-        n = self.norm(x)
-        branches: Tensor = self.attention(n, cos, sin, layout) + self.mlp(n)
+        attention, mlp = self.attention, self.mlp
+        columns = (*attention.columns, *mlp.columns)
+        q, k, v, *inner = spread(self.norm(x), columns, self.peers, rows=mlp.down is None)
+        heads = attention((q, k, v), cos, sin, layout)
+        branches = total([(heads, attention.output), (mlp(*inner), mlp.down)], self.peers)
         return x + (branches if self.bias is None else branches + self.bias)
 
 
 class SerialBlock(nn.Module):
-    """y + mlp(norm(y)), y = x + attention(norm(x)). [T, W] -> [T, W]."""
+    """y + mlp(norm(y)), y = x + attention(norm(x)). [R, W] -> [R, W]."""
 
-    def __init__(self, config: ModelConfig, window: int | None) -> None:
+    def __init__(self, config: ModelConfig, window: int | None, peers: Peers) -> None:
         super().__init__()
+        self.peers = peers
         bias = config.biases == "all"
         self.attention_norm = make_norm(config)
-        self.attention = Attention(config, window, output_bias=bias)
+        self.attention = Attention(config, window, peers, output_bias=bias)
         self.mlp_norm = make_norm(config)
-        self.mlp = make_mlp(config, output_bias=bias)
+        self.mlp = make_mlp(config, peers, output_bias=bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin, layout)
-        out: Tensor = x + self.mlp(self.mlp_norm(x))
-        return out
+        attention, mlp = self.attention, self.mlp
+        qkv = spread(self.attention_norm(x), attention.columns, self.peers)
+        x = x + total([(attention(qkv, cos, sin, layout), attention.output)], self.peers)
+        inner = spread(self.mlp_norm(x), mlp.columns, self.peers, rows=mlp.down is None)
+        return x + total([(mlp(*inner), mlp.down)], self.peers)
+
+
+def spread(n: Tensor, columns: Sequence[nn.Linear], peers: Peers, *, rows: bool = False) -> list[Tensor]:
+    """What matrices, of which peers have some rows each, make of all peers' rows, n [R, W] -> [T, ...] of each; and
+    last, if wanted, these rows [T, W]."""
+    if peers.count == 1:
+        return [matrix(n) for matrix in columns] + [n] * rows
+    return gather_linear(n, [(matrix.weight, matrix.bias) for matrix in columns], peers, rows=rows)
+
+
+def total(branches: Sequence[tuple[Tensor, nn.Linear | None]], peers: Peers) -> Tensor:
+    """The sum of branches over peers, own rows [R, W] of it. A branch is [T, k] and a matrix that it goes through, of
+    which peers have some columns each, or without one [T, W]. Biases, which all peers have, are added once, at last."""
+    if peers.count == 1:
+        return reduce(add, [branch if matrix is None else matrix(branch) for branch, matrix in branches])
+    partials = [branch for branch, matrix in branches if matrix is None]
+    products = [(branch, matrix) for branch, matrix in branches if matrix is not None]
+    out = sum_linear(
+        [branch for branch, _ in products],
+        [matrix.weight for _, matrix in products],
+        peers,
+        partial=reduce(add, partials) if partials else None,
+    )
+    return reduce(add, [matrix.bias for _, matrix in products if matrix.bias is not None], out)
 
 
 def make_linear(inputs: int, outputs: int, *, bias: bool) -> nn.Linear:

@@ -1,67 +1,173 @@
-"""The model: a decoder-only transformer over packed rows, and its first weights.
+"""The model: a decoder-only transformer over packed rows, or what one process holds of it, and its first weights.
 
-Rows of one pack see each other only inside the segments of the layout; positions come with the batch. No optimizer, no
-process group here.
+Rows of one pack see each other only inside the segments of the layout; positions come with the batch. No optimizer and
+no replicas here: what crosses processes is what tensor peers exchange (`kernels.tensor_parallel`).
 
-Shapes: T packed rows, W width, V vocabulary.
+Shapes: T packed rows, R of them that this process holds between layers, W width, V vocabulary.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from seqmesh.kernels.layout import Layout
-from seqmesh.kernels.loss import linear_cross_entropy_sum
+from seqmesh.kernels.loss import UNSUPERVISED, linear_cross_entropy_sum
+from seqmesh.kernels.losses.vocabulary import vocab_parallel_cross_entropy_sum
 from seqmesh.kernels.rotary import rotary_tables
-from seqmesh.trainer.models.blocks import make_block, make_linear, make_norm, unset
+from seqmesh.kernels.tensor_parallel import ALONE, Peers, gather_linear, sum_linear
+from seqmesh.trainer.models.blocks import ParallelBlock, SerialBlock, make_block, make_linear, make_norm, unset
 from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.division import Box, box_of, check_divisible, first_of, share_of
 from seqmesh.trainer.models.places import place_of
+
+Block = ParallelBlock | SerialBlock
+
+
+class Layers(nn.Module):
+    """Some of a model's layers, first to last, each by its number in the whole model."""
+
+    def __init__(self, layers: Mapping[int, Block]) -> None:
+        super().__init__()
+        for number, layer in layers.items():
+            self.add_module(str(number), layer)
+
+    def __getitem__(self, number: int) -> Block:
+        layer = self.get_submodule(str(number))
+        assert isinstance(layer, Block)
+        return layer
+
+    def __iter__(self) -> Iterator[Block]:
+        return (self[int(number)] for number, _ in self.named_children())
+
+    def __len__(self) -> int:
+        return len(self._modules)
 
 
 class Transformer(nn.Module):
     """Token ids to logits, or to their loss. The weights follow from `config` and `seed` alone: torch's global
     generator is not used.
 
+    layers: the stretches of layers that this process holds, first to last; None: all. The embedding comes with layer 0,
+    and with the last layer the final norm and the head, which is the embedding where they are tied. peers: who divides
+    every layer, the embedding and the head. Parameters are called as in the whole model, and have what is here.
+
     Made under `torch.device("meta")` it has no memory and no weights. Sharded as it is, moved by `to_empty` and given
     them by `init_weights`, no rank ever holds it whole.
+
+    Raises ValueError where peers can not divide the model.
     """
 
-    def __init__(self, config: ModelConfig, *, seed: int) -> None:
+    def __init__(
+        self, config: ModelConfig, *, seed: int, layers: Sequence[range] | None = None, peers: Peers = ALONE
+    ) -> None:
         super().__init__()
-        self.config = config
-        self.embedding = unset(nn.Embedding(config.vocab_size, config.width, device="meta"))
-        self.blocks = nn.ModuleList(make_block(config, window) for window in config.layer_windows)
-        self.norm = make_norm(config)
-        self.head = None if config.tied_embeddings else make_linear(config.width, config.vocab_size, bias=False)
-        if not self.embedding.weight.is_meta:
+        check_divisible(config, peers.count)
+        self.config, self.peers = config, peers
+        self.parts = (range(config.layers),) if layers is None else tuple(layers)
+        held = [layer for part in self.parts for layer in part]
+        ends = config.layers - 1 in held
+        vocabulary = share_of(config.vocab_size, peers.rank, peers.count)
+        self.embedding = (
+            unset(nn.Embedding(vocabulary, config.width, device="meta"))
+            if 0 in held or (ends and config.tied_embeddings)
+            else None
+        )
+        self.blocks = Layers({layer: make_block(config, config.layer_windows[layer], peers) for layer in held})
+        self.norm = make_norm(config) if ends else None
+        self.head = make_linear(config.width, vocabulary, bias=False) if ends and not config.tied_embeddings else None
+        if not any(parameter.is_meta for parameter in self.parameters()):
             init_weights(self, seed)
 
+    def rows(self, packed: int) -> int:
+        """Rows of so many packed ones that this process holds between layers."""
+        return self.peers.rows(packed)
+
+    def boxes(self) -> dict[str, Box]:
+        """Where in the whole model each parameter here lies, in the order of the whole model's."""
+        held = {name for name, _ in self.named_parameters()}
+        shapes = {name: shape for name, shape in parameter_shapes(self.config).items() if name in held}
+        return {name: box_of(name, shape, self.peers.rank, self.peers.count) for name, shape in shapes.items()}
+
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor, layout: Layout, labels: Tensor | None = None
+        self, x: Tensor, position_ids: Tensor, layout: Layout, labels: Tensor | None = None, part: int = 0
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """input_ids [T] int32 or int64, position_ids [T] inside the document, -> logits [T, V]; with labels [T] the sum
-        of the loss and the number of supervised rows, as `linear_cross_entropy_sum` has them, and no logits are made.
+        """x: input ids [T] int32 or int64, or, where part number `part` of this process does not begin with layer 0,
+        what the part before gave, [R, W]. position_ids [T]: inside the document. -> rows [R, W] for the part after; or,
+        of the last layer's part, logits [T, V], with peers only this one's share of the vocabulary; with labels [T] the
+        sum of the loss and the number of supervised rows, as `linear_cross_entropy_sum` has them, and no logits are
+        made.
 
         Rows after the layout's last segment are padding: they need valid ids and positions, attend to nothing, and
         touch no other row. T must be at least 1: a rank without documents does not call the model; ValueError
-        otherwise, and for ids that are not [T].
+        otherwise, and for an x that does not fit.
         """
-        if input_ids.ndim != 1 or len(input_ids) == 0 or position_ids.shape != input_ids.shape:
-            shapes = f"input_ids {list(input_ids.shape)}, position_ids {list(position_ids.shape)}"
-            raise ValueError(f"{shapes}: both must be [T] with T at least 1")
+        layers, packed = self.parts[part], len(position_ids)
+        self._check(x, position_ids, begins=layers.start == 0)
+        padding = self.rows(packed) * self.peers.count - packed
+        if layers.start == 0:
+            x = self._embed(_padded(x, padding))
+        cos, sin = self._tables(_padded(position_ids, padding), x.dtype)
+        for layer in layers:
+            x = self.blocks[layer](x, cos, sin, layout)
+        if layers.stop < self.config.layers:
+            return x
+        if labels is None:
+            return self._logits(x)[:packed]
+        return self._loss(x, _padded(labels, padding, UNSUPERVISED))
+
+    def _check(self, x: Tensor, position_ids: Tensor, *, begins: bool) -> None:
+        packed = len(position_ids)
+        expected = (packed,) if begins else (self.rows(packed), self.config.width)
+        if position_ids.ndim != 1 or packed == 0 or x.shape != expected:
+            shapes = f"{'input_ids' if begins else 'x'} {list(x.shape)}, position_ids {list(position_ids.shape)}"
+            wanted = "both must be [T]" if begins else f"must be {list(expected)} and [T]"
+            raise ValueError(f"{shapes}: {wanted} with T at least 1")
+
+    def _tables(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         config = self.config
-        x = self.embedding(input_ids)
-        table_dtype = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = rotary_tables(position_ids, config.head_dim, config.rope_base, table_dtype, config.rope_scaling)
-        for block in self.blocks:
-            x = block(x, cos, sin, layout)
-        n = self.norm(x)
-        head = self.embedding.weight if self.head is None else self.head.weight
-        return functional.linear(n, head) if labels is None else linear_cross_entropy_sum(n, head, labels)
+        table_dtype = torch.promote_types(dtype, torch.float32)
+        return rotary_tables(position_ids, config.head_dim, config.rope_base, table_dtype, config.rope_scaling)
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        assert self.embedding is not None
+        if self.peers.count == 1:
+            embedded: Tensor = self.embedding(input_ids)
+            return embedded
+        own = input_ids - first_of(self.config.vocab_size, self.peers.rank, self.peers.count)
+        elsewhere = (own < 0) | (own >= len(self.embedding.weight))
+        partial = self.embedding(own.masked_fill(elsewhere, 0)).masked_fill(elsewhere.unsqueeze(1), 0.0)
+        return sum_linear((), (), self.peers, partial=partial)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        n, head = self._ends(x)
+        if self.peers.count == 1:
+            return functional.linear(n, head)
+        (logits,) = gather_linear(n, [(head, None)], self.peers)
+        return logits
+
+    def _loss(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        n, head = self._ends(x)
+        if self.peers.count == 1:
+            return linear_cross_entropy_sum(n, head, labels)
+        (rows,) = gather_linear(n, (), self.peers, rows=True)
+        return vocab_parallel_cross_entropy_sum(rows, head, labels, self.peers.group)
+
+    def _ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Normed rows, and the head's weight."""
+        assert self.norm is not None
+        last = self.embedding if self.head is None else self.head
+        assert last is not None
+        return self.norm(x), last.weight
+
+
+def _padded(values: Tensor, padding: int, value: int = 0) -> Tensor:
+    return functional.pad(values, (0, padding), value=value) if padding else values
 
 
 @torch.no_grad()
@@ -70,19 +176,26 @@ def init_weights(model: Transformer, seed: int) -> None:
     `init_std`.
 
     The matrices that write to the residual are drawn 1/sqrt(2 · layers) times smaller (GPT-2), so that the sum over
-    2 · layers branches starts as wide as one. Drawn whole in float32 on the CPU, in the order of `named_parameters`,
-    one at a time: device, dtype and sharding of the model do not change the numbers.
+    2 · layers branches starts as wide as one. Drawn whole in float32 on the CPU, each from the seed and its own name,
+    one at a time: device, dtype and division of the model do not change the numbers.
     """
-    generator = torch.Generator().manual_seed(seed)
-    std = model.config.init_std
+    boxes, std = model.boxes(), model.config.init_std
     for name, weight in model.named_parameters():
-        local, rows = place_of(weight)
+        local, place = place_of(weight)
         if weight.ndim == 1:
             local.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
         to_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
         scaled = std / math.sqrt(2 * model.config.layers) if to_residual else std
-        local.copy_(torch.randn(weight.shape, generator=generator, device="cpu")[rows] * scaled)
+        box, generator = boxes[name], _generator(seed, name)
+        whole = torch.randn(box.shape, generator=generator, device="cpu")
+        local.copy_(whole[box.place(weight.shape)][place] * scaled)
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    """Of a parameter's numbers: the others need not be drawn, or held, for it."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:
