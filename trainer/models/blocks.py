@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +24,8 @@ from seqmesh.kernels.norm import layer_norm, rms_norm
 from seqmesh.kernels.rotary import apply_rotary
 from seqmesh.kernels.tensor_parallel import ALONE, Peers, gather_linear, sum_linear
 from seqmesh.trainer.models.config import ModelConfig
-
-ModuleT = TypeVar("ModuleT", bound=nn.Module)
+from seqmesh.trainer.models.experts import Experts
+from seqmesh.trainer.models.linear import make_linear
 
 
 def make_block(config: ModelConfig, window: int | None, peers: Peers = ALONE) -> ParallelBlock | SerialBlock:
@@ -107,7 +106,8 @@ class SwiGLU(nn.Module):
     def columns(self) -> tuple[nn.Linear, ...]:
         return self.gate, self.up
 
-    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(self, inner: Sequence[Tensor], _layout: Layout) -> Tensor:
+        gate, up = inner
         return swiglu(gate, up)
 
 
@@ -125,16 +125,19 @@ class GELU(nn.Module):
     def columns(self) -> tuple[nn.Linear, ...]:
         return (self.up,)
 
-    def forward(self, up: Tensor) -> Tensor:
+    def forward(self, inner: Sequence[Tensor], _layout: Layout) -> Tensor:
+        (up,) = inner
         return gelu(up)
 
 
-Mlp = SwiGLU | GELU
+Mlp = SwiGLU | GELU | Experts
 """An MLP has `columns`, is called with what they make of all peers' rows, and what it gives goes through `down`. One
-without `down` is called with the rows themselves, [T, W], and gives its share of the sum over peers, [T, W]."""
+without `down` is called with the rows themselves, too, [T, W], and gives its share of the sum over peers, [T, W]."""
 
 
 def make_mlp(config: ModelConfig, peers: Peers, *, output_bias: bool) -> Mlp:
+    if config.experts is not None:
+        return Experts(config, peers)
     return (SwiGLU if config.activation == "swiglu" else GELU)(config, peers, output_bias=output_bias)
 
 
@@ -154,7 +157,7 @@ class ParallelBlock(nn.Module):
         columns = (*attention.columns, *mlp.columns)
         q, k, v, *inner = spread(self.norm(x), columns, self.peers, rows=mlp.down is None)
         heads = attention((q, k, v), cos, sin, layout)
-        branches = total([(heads, attention.output), (mlp(*inner), mlp.down)], self.peers)
+        branches = total([(heads, attention.output), (mlp(inner, layout), mlp.down)], self.peers)
         return x + (branches if self.bias is None else branches + self.bias)
 
 
@@ -175,7 +178,7 @@ class SerialBlock(nn.Module):
         qkv = spread(self.attention_norm(x), attention.columns, self.peers)
         x = x + total([(attention(qkv, cos, sin, layout), attention.output)], self.peers)
         inner = spread(self.mlp_norm(x), mlp.columns, self.peers, rows=mlp.down is None)
-        return x + total([(mlp(*inner), mlp.down)], self.peers)
+        return x + total([(mlp(inner, layout), mlp.down)], self.peers)
 
 
 def spread(n: Tensor, columns: Sequence[nn.Linear], peers: Peers, *, rows: bool = False) -> list[Tensor]:
@@ -200,12 +203,3 @@ def total(branches: Sequence[tuple[Tensor, nn.Linear | None]], peers: Peers) -> 
         partial=reduce(add, partials) if partials else None,
     )
     return reduce(add, [matrix.bias for _, matrix in products if matrix.bias is not None], out)
-
-
-def make_linear(inputs: int, outputs: int, *, bias: bool) -> nn.Linear:
-    return unset(nn.Linear(inputs, outputs, bias=bias, device="meta"))
-
-
-def unset(module: ModuleT) -> ModuleT:
-    """A module made on the meta device, moved to the default one with no values: torch's own would be thrown away."""
-    return module.to_empty(device=torch.get_default_device())

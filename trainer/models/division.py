@@ -20,6 +20,7 @@ DIMENSIONS = {
     **dict.fromkeys(("query", "key", "value", "gate", "up", "embedding", "head"), 0),
     **dict.fromkeys(("output", "down"), 1),
 }
+STACKED = 3  # dimensions of matrices of experts: peers have whole ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class Box:
 def box_of(name: str, shape: torch.Size, rank: int, count: int) -> Box:
     """The piece of peer `rank` of `count` of the parameter of this name and whole shape."""
     dimension = DIMENSIONS.get(name.split(".")[-2])
+    if len(shape) == STACKED:
+        dimension = 0
     if count == 1 or dimension is None or dimension >= len(shape):
         return Box(shape=shape, offsets=(0,) * len(shape), divided=False)
     start = first_of(shape[dimension], rank, count)
@@ -72,9 +75,10 @@ def layers_of(layers: int, stretches: int) -> list[range]:
 
 
 def check_divisible(config: ModelConfig, count: int) -> None:
-    """Raises ValueError unless `count` tensor peers can divide the model: heads and the MLP's width into equal shares,
-    the vocabulary into any that are not empty."""
-    for name, total in (("heads", config.heads), ("kv_heads", config.kv_heads), ("the MLP's width", config.mlp_width)):
+    """Raises ValueError unless `count` tensor peers can divide the model: heads and the MLP's width, or experts, into
+    equal shares, the vocabulary into any that are not empty."""
+    inner = ("the MLP's width", config.mlp_width) if config.experts is None else ("experts", config.experts)
+    for name, total in (("heads", config.heads), ("kv_heads", config.kv_heads), inner):
         if total % count:
             raise ValueError(f"{name} is {total}: must be a multiple of the tensor peers, {count}")
     if config.vocab_size < count:

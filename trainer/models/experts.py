@@ -21,18 +21,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from seqmesh.kernels.activation import gelu, swiglu
 from seqmesh.kernels.grouped import grouped_linear
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.tensor_parallel import Peers
 from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.linear import make_linear
 
 
 class Experts(nn.Module):
     """The sum of the two experts that a row's router finds likeliest, weighted by their probabilities, these two made
-    to sum to 1. [T, W] -> [T, W], this peer's part of it; rows after the layout's last segment give zeros.
+    to sum to 1. Logits [T, E], as `columns` make them of rows, and rows [T, W] -> [T, W], this peer's part of it; rows
+    after the layout's last segment give zeros.
 
     balance [E]: what is added to probabilities for the choice, moved by `balance` between steps. counts [E]: rows that
     chose each expert of all peers, since they were taken.
@@ -40,36 +41,38 @@ class Experts(nn.Module):
 
     balance: Tensor
     counts: Tensor
+    down = None  # it gives its part of the sum itself
 
     def __init__(self, config: ModelConfig, peers: Peers) -> None:
         super().__init__()
         assert config.experts is not None
-        self.experts = range(
-            config.experts * peers.rank // peers.count, config.experts * (peers.rank + 1) // peers.count
-        )
-        here, width, inner = len(self.experts), config.width, config.mlp_width
-        self.router = Stacked(config.experts, width)
-        self.gate = Stacked(here, inner, width) if config.activation == "swiglu" else None
-        self.up = Stacked(here, inner, width)
-        self.down = Stacked(here, width, inner)
+        first, end = (config.experts * rank // peers.count for rank in (peers.rank, peers.rank + 1))
+        self.own = range(first, end)
+        self.router = make_linear(config.width, config.experts, bias=False)
+        self.experts = Stacks(config, len(self.own))
         self.register_buffer("balance", torch.zeros(config.experts))
         self.register_buffer("counts", torch.zeros(config.experts, dtype=torch.int64), persistent=False)
 
-    def forward(self, n: Tensor, layout: Layout) -> Tensor:
-        logits = functional.linear(n, self.router.weight)
+    @property
+    def columns(self) -> tuple[nn.Linear, ...]:
+        return (self.router,)
+
+    def forward(self, inner: Sequence[Tensor], layout: Layout) -> Tensor:
+        logits, n = inner
         chosen = self._choose(logits.detach())
         real = torch.arange(len(n), device=n.device) < layout.cu_seqlens[-1]
-        routes = make_routes(chosen.masked_fill(~real, len(self.balance)), len(self.balance), self.experts)
+        routes = make_routes(chosen.masked_fill(~real, len(self.balance)), len(self.balance), self.own)
         shares = _wide(logits).gather(1, chosen.T).softmax(dim=1).to(n.dtype)
         shares = _CountInBackward.apply(shares, routes.loads, self.counts)  # type: ignore[no-untyped-call]
         rows = _Spread.apply(n, routes.choices)  # type: ignore[no-untyped-call]
-        results = self._compute(rows, routes.counts) * shares.T.flatten().index_select(0, routes.choices)[:, None]
+        shares = shares.T.flatten().index_select(0, routes.choices)
+        results = self.experts(rows, routes.counts) * shares[:, None]
         out: Tensor = _Join.apply(results, routes.choices, len(n))  # type: ignore[no-untyped-call]
         return out
 
     def take_counts(self) -> Tensor:
         """`counts`, which begin anew; zeros but on the first peer, who speaks for all."""
-        counts = self.counts.clone() if self.experts.start == 0 else torch.zeros_like(self.counts)
+        counts = self.counts.clone() if self.own.start == 0 else torch.zeros_like(self.counts)
         self.counts.zero_()
         return counts
 
@@ -80,19 +83,31 @@ class Experts(nn.Module):
         second = scores.scatter(1, first[:, None], -torch.inf).argmax(dim=1)
         return torch.stack((first, second))
 
-    def _compute(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """[R, W], sorted by expert -> [R, W]."""
-        up = grouped_linear(rows, self.up.weight, counts)
-        inner = gelu(up) if self.gate is None else swiglu(grouped_linear(rows, self.gate.weight, counts), up)
-        return grouped_linear(inner, self.down.weight, counts)
 
+class Stacks(nn.Module):
+    """Some experts' matrices. Rows [R, W], sorted by expert -> [R, W]."""
 
-class Stacked(nn.Module):
-    """A weight, with no values yet: of several matrices, stacked, where it has three dimensions."""
-
-    def __init__(self, *shape: int) -> None:
+    def __init__(self, config: ModelConfig, count: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(shape))
+        self.gate = Stack(count, config.mlp_width, config.width) if config.activation == "swiglu" else None
+        self.up = Stack(count, config.mlp_width, config.width)
+        self.down = Stack(count, config.width, config.mlp_width)
+
+    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        up = self.up(rows, counts)
+        down: Tensor = self.down(gelu(up) if self.gate is None else swiglu(self.gate(rows, counts), up), counts)
+        return down
+
+
+class Stack(nn.Module):
+    """`grouped_linear` with its weight [experts, O, I]."""
+
+    def __init__(self, count: int, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(count, outputs, inputs))
+
+    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        return grouped_linear(rows, self.weight, counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

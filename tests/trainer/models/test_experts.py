@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.tensor_parallel import Peers
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.experts import Experts
@@ -33,7 +34,7 @@ def experts_of(config: ModelConfig, peers: Peers = ALONE, *, seed: int = 0) -> E
         for name, weight in experts.named_parameters():
             shape = (config.experts, *weight.shape[1:])
             whole = torch.randn(shape, generator=generator, dtype=torch.float64) / 3
-            weight.copy_(whole if name.startswith("router") else whole[experts.experts.start : experts.experts.stop])
+            weight.copy_(whole if name.startswith("router") else whole[experts.own.start : experts.own.stop])
     return experts
 
 
@@ -56,9 +57,15 @@ def slow(experts: Experts, n: Tensor, real: int) -> tuple[Tensor, list[list[int]
 
 
 def _mlp(experts: Experts, expert: int, row: Tensor) -> Tensor:
-    up = experts.up.weight[expert] @ row
-    inner = functional.gelu(up) if experts.gate is None else functional.silu(experts.gate.weight[expert] @ row) * up
-    return experts.down.weight[expert] @ inner
+    stacks = experts.experts
+    up = stacks.up.weight[expert] @ row
+    inner = functional.gelu(up) if stacks.gate is None else functional.silu(stacks.gate.weight[expert] @ row) * up
+    return stacks.down.weight[expert] @ inner
+
+
+def called(experts: Experts, n: Tensor, layout: Layout) -> Tensor:
+    out: Tensor = experts((experts.router(n), n), layout)
+    return out
 
 
 def gradients(out: Tensor, n: Tensor, experts: Experts) -> list[Tensor]:
@@ -74,7 +81,7 @@ def test_every_row_goes_through_its_two_experts(sizes: tuple[int, list[int], int
     number, lengths, padding = sizes
     experts = experts_of(replace(CONFIG, experts=number, activation=activation))
     n = rows_of(sum(lengths) + max(padding, not lengths))
-    out, (expected, chosen) = experts(n, layout_of(lengths)), slow(experts, n, sum(lengths))
+    out, (expected, chosen) = called(experts, n, layout_of(lengths)), slow(experts, n, sum(lengths))
     for found, wanted in zip(
         (out, *gradients(out, n, experts)), (expected, *gradients(expected, n, experts)), strict=True
     ):
@@ -86,10 +93,10 @@ def test_every_row_goes_through_its_two_experts(sizes: tuple[int, list[int], int
 @pytest.mark.parametrize("count", [2, 4])
 def test_peers_give_parts_of_the_sum_and_of_gradients(count: int) -> None:
     whole, n, layout = experts_of(CONFIG), rows_of(21), layout_of([12, 7])
-    expected = whole(n, layout)
+    expected = called(whole, n, layout)
     wanted = gradients(expected, n, whole)
     peers = [experts_of(CONFIG, Peers(rank=rank, count=count)) for rank in range(count)]
-    outs = [peer(n, layout) for peer in peers]
+    outs = [called(peer, n, layout) for peer in peers]
     assert relative_error(torch.stack(outs).sum(dim=0), expected) <= 1e-12
     each = [gradients(out, n, peer) for out, peer in zip(outs, peers, strict=True)]
     dn, router, *stacked = (list(parts) for parts in zip(*each, strict=True))
