@@ -110,6 +110,7 @@ def finish_step(
     if updated:
         set_rate(optimizer, rate)
         replica.update(optimizer)
+        replica.balance_()
     replica.zero_()
     loss = loss_sum / supervised if supervised else math.nan
     return StepResult(

@@ -18,6 +18,7 @@ from seqmesh.kernels.loss import UNSUPERVISED, cross_entropy_sum
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.trainer.models.balance import move_biases_, take_loads
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig, learning_rate, make_optimizer
@@ -44,13 +45,14 @@ class Job:
     sharding: Sharding | None = None
     optim: OptimConfig = field(default_factory=OptimConfig)
     dtype: str = "float64"
+    config: ModelConfig = CONFIG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
     """What a rank has after its steps. gradients: whole, of each step before clipping. counts: its micro-batches with
     tokens. sent: bytes for rings. weights: whole, at the end; own: a digest of them as they lie on this rank, where it
-    has them all. groups: process groups made since the replica was."""
+    has them all. groups: process groups made since the replica was. balance: biases of experts' choices, at the end."""
 
     gradients: list[Vector]
     results: list[StepResult]
@@ -59,6 +61,7 @@ class Taken:
     weights: Vector
     own: str
     groups: int
+    balance: Vector
 
 
 def new_model(dtype: str = "float64", config: ModelConfig = CONFIG) -> Transformer:
@@ -72,7 +75,7 @@ def take_all(ranks: Ranks, jobs: Sequence[Job]) -> list[Taken]:
 
 def take_steps(ranks: Ranks, job: Job) -> Taken:
     """The first steps of a job on this rank."""
-    model, traffic = new_model(job.dtype), Traffic()
+    model, traffic = new_model(job.dtype, job.config), Traffic()
     replica = make_replica(model, ranks, job.settings.mode, job.sharding, extra=EXTRA)
     optimizer, recorder = replica.make_optimizer(job.optim), replica.make_optimizer(RECORDER)
     gradients, results, counts = [], [], []
@@ -102,6 +105,7 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
         weights=flat(whole(replica.tensors(optimizer), "model/")),
         own=digest(model),
         groups=groups_now() - groups,
+        balance=flat(dict(model.named_buffers())),
     )
 
 
@@ -152,13 +156,14 @@ def _join(parts: dict[str, Part]) -> dict[str, Tensor]:
 
 def flat(tensors: dict[str, Tensor]) -> Vector:
     """All tensors end to end, in the order of their names."""
-    return np.concatenate([tensors[name].double().numpy().ravel() for name in sorted(tensors)])
+    return np.concatenate([np.empty(0), *(tensors[name].double().numpy().ravel() for name in sorted(tensors))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
     gradients: list[Vector]
     weights: Vector
+    balance: Vector
 
 
 def reference(
@@ -190,9 +195,15 @@ def reference(
             loss, _ = cross_entropy_sum(model(ids, torch.arange(len(ids)), layout), labels)
             torch.autograd.backward(loss / max(supervised, 1))
         gradients.append(flat({name: _gradient(p) for name, p in model.named_parameters()}))
+        loads = take_loads(model)
         if supervised:
             update(learning_rate(optim, number, steps))
-    return Reference(gradients=gradients, weights=flat({n: p.detach() for n, p in model.named_parameters()}))
+            move_biases_(model, loads)
+    return Reference(
+        gradients=gradients,
+        weights=flat({n: p.detach() for n, p in model.named_parameters()}),
+        balance=flat(dict(model.named_buffers())),
+    )
 
 
 def labels_of(ids: npt.NDArray[Any], spans: Spans) -> Tensor:

@@ -28,8 +28,8 @@ def loads_size(config: ModelConfig) -> int:
 def take_loads(model: Transformer) -> Tensor:
     """[layers · experts] float64: rows that chose each expert in each layer of the whole model, 0 where that is for
     another process to say: of a replica, each layer's first tensor peer counts. Counting begins anew."""
-    config = model.config
-    loads = torch.zeros(config.layers, config.experts or 0, dtype=torch.float64)
+    config, device = model.config, next(model.parameters()).device
+    loads = torch.zeros(config.layers, config.experts or 0, dtype=torch.float64, device=device)
     for layer, experts in _layers(model):
         loads[layer] = experts.take_counts()
     return loads.flatten()

@@ -10,8 +10,9 @@ from seqmesh.kernels.loss import UNSUPERVISED
 
 
 def run_filler(model: nn.Module, device: torch.device) -> None:
-    """Two valid tokens without labels: they take part in every gather, and their gradient is exactly zero."""
-    layout = Layout(torch.tensor([0, 2], dtype=torch.int32, device=device), 2)
+    """Two rows of padding, after an empty document: they take part in every gather, no expert has them, and their
+    gradient is exactly zero."""
+    layout = Layout(torch.zeros(2, dtype=torch.int32, device=device), 1)
     tokens = torch.zeros(2, dtype=torch.int64, device=device)
     positions = torch.arange(2, dtype=torch.int32, device=device)
     loss_sum, _ = model(tokens, positions, layout, tokens + UNSUPERVISED)
