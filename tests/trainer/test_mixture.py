@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from seqmesh.trainer.optim import OptimConfig
 from tests.trainer.steps import CONFIG, Job, reference

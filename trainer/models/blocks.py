@@ -106,8 +106,7 @@ class SwiGLU(nn.Module):
     def columns(self) -> tuple[nn.Linear, ...]:
         return self.gate, self.up
 
-    def forward(self, inner: Sequence[Tensor], _layout: Layout) -> Tensor:
-        gate, up = inner
+    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
         return swiglu(gate, up)
 
 
@@ -125,14 +124,24 @@ class GELU(nn.Module):
     def columns(self) -> tuple[nn.Linear, ...]:
         return (self.up,)
 
-    def forward(self, inner: Sequence[Tensor], _layout: Layout) -> Tensor:
-        (up,) = inner
+    def forward(self, up: Tensor) -> Tensor:
         return gelu(up)
 
 
 Mlp = SwiGLU | GELU | Experts
-"""An MLP has `columns`, is called with what they make of all peers' rows, and what it gives goes through `down`. One
-without `down` is called with the rows themselves, too, [T, W], and gives its share of the sum over peers, [T, W]."""
+"""Has `columns`, matrices that it is called with the results of, for all peers' rows."""
+
+
+Branch = tuple[Tensor, nn.Linear | None]
+"""[T, k], and a matrix that it goes through, of which peers have some columns each; or [T, W], a share of a sum over
+peers, and None."""
+
+
+def branch_of(mlp: Mlp, inner: Sequence[Tensor], layout: Layout) -> Branch:
+    """Experts are called with the rows themselves, too, [T, W], and give a share of the sum."""
+    if isinstance(mlp, Experts):
+        return mlp(*inner, layout), None
+    return mlp(*inner), mlp.down
 
 
 def make_mlp(config: ModelConfig, peers: Peers, *, output_bias: bool) -> Mlp:
@@ -155,9 +164,9 @@ class ParallelBlock(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         attention, mlp = self.attention, self.mlp
         columns = (*attention.columns, *mlp.columns)
-        q, k, v, *inner = spread(self.norm(x), columns, self.peers, rows=mlp.down is None)
+        q, k, v, *inner = spread(self.norm(x), columns, self.peers, rows=isinstance(mlp, Experts))
         heads = attention((q, k, v), cos, sin, layout)
-        branches = total([(heads, attention.output), (mlp(inner, layout), mlp.down)], self.peers)
+        branches = total([(heads, attention.output), branch_of(mlp, inner, layout)], self.peers)
         return x + (branches if self.bias is None else branches + self.bias)
 
 
@@ -177,8 +186,8 @@ class SerialBlock(nn.Module):
         attention, mlp = self.attention, self.mlp
         qkv = spread(self.attention_norm(x), attention.columns, self.peers)
         x = x + total([(attention(qkv, cos, sin, layout), attention.output)], self.peers)
-        inner = spread(self.mlp_norm(x), mlp.columns, self.peers, rows=mlp.down is None)
-        return x + total([(mlp(inner, layout), mlp.down)], self.peers)
+        inner = spread(self.mlp_norm(x), mlp.columns, self.peers, rows=isinstance(mlp, Experts))
+        return x + total([branch_of(mlp, inner, layout)], self.peers)
 
 
 def spread(n: Tensor, columns: Sequence[nn.Linear], peers: Peers, *, rows: bool = False) -> list[Tensor]:
@@ -189,9 +198,8 @@ def spread(n: Tensor, columns: Sequence[nn.Linear], peers: Peers, *, rows: bool 
     return gather_linear(n, [(matrix.weight, matrix.bias) for matrix in columns], peers, rows=rows)
 
 
-def total(branches: Sequence[tuple[Tensor, nn.Linear | None]], peers: Peers) -> Tensor:
-    """The sum of branches over peers, own rows [R, W] of it. A branch is [T, k] and a matrix that it goes through, of
-    which peers have some columns each, or without one [T, W]. Biases, which all peers have, are added once, at last."""
+def total(branches: Sequence[Branch], peers: Peers) -> Tensor:
+    """The sum of branches over peers, own rows [R, W] of it. Biases, which all peers have, are added once, at last."""
     if peers.count == 1:
         return reduce(add, [branch if matrix is None else matrix(branch) for branch, matrix in branches])
     partials = [branch for branch, matrix in branches if matrix is None]

@@ -41,7 +41,6 @@ class Experts(nn.Module):
 
     balance: Tensor
     counts: Tensor
-    down = None  # it gives its part of the sum itself
 
     def __init__(self, config: ModelConfig, peers: Peers) -> None:
         super().__init__()
@@ -57,8 +56,7 @@ class Experts(nn.Module):
     def columns(self) -> tuple[nn.Linear, ...]:
         return (self.router,)
 
-    def forward(self, inner: Sequence[Tensor], layout: Layout) -> Tensor:
-        logits, n = inner
+    def forward(self, logits: Tensor, n: Tensor, layout: Layout) -> Tensor:
         chosen = self._choose(logits.detach())
         real = torch.arange(len(n), device=n.device) < layout.cu_seqlens[-1]
         routes = make_routes(chosen.masked_fill(~real, len(self.balance)), len(self.balance), self.own)

@@ -23,7 +23,7 @@ from seqmesh.kernels.rotary import rotary_tables
 from seqmesh.kernels.tensor_parallel import ALONE, Peers, gather_linear, sum_linear
 from seqmesh.trainer.models.blocks import ParallelBlock, SerialBlock, make_block, make_norm
 from seqmesh.trainer.models.config import ModelConfig
-from seqmesh.trainer.models.division import Box, box_of, check_divisible, first_of, share_of
+from seqmesh.trainer.models.division import STACK, Box, box_of, check_divisible, first_of, share_of
 from seqmesh.trainer.models.linear import make_linear, unset
 from seqmesh.trainer.models.places import place_of
 
@@ -190,15 +190,22 @@ def init_weights(model: Transformer, seed: int) -> None:
             continue
         to_residual = name.endswith(("attention.output.weight", "down.weight"))
         scaled = std / math.sqrt(2 * model.config.layers) if to_residual else std
-        box, generator = boxes[name], _generator(seed, name)
-        whole = torch.randn(box.shape, generator=generator, device="cpu")
-        local.copy_(whole[box.place(weight.shape)][place] * scaled)
+        local.copy_(_drawn(boxes[name], weight.shape, f"{seed}/{name}")[place] * scaled)
 
 
-def _generator(seed: int, name: str) -> torch.Generator:
-    """Of a parameter's numbers: the others need not be drawn, or held, for it."""
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
+def _drawn(box: Box, size: torch.Size, name: str) -> Tensor:
+    """Normal numbers of this name, a piece of this size of them. Of a stack each matrix has numbers of its own: those
+    elsewhere are not drawn."""
+    if len(size) == STACK:
+        stack = range(box.offsets[0], box.offsets[0] + size[0])
+        return torch.stack([_normal(box.shape[1:], f"{name}/{number}") for number in stack])
+    return _normal(box.shape, name)[box.place(size)]
+
+
+def _normal(shape: torch.Size, name: str) -> Tensor:
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
+    return torch.randn(shape, generator=generator, device="cpu")
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:

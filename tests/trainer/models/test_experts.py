@@ -64,7 +64,7 @@ def _mlp(experts: Experts, expert: int, row: Tensor) -> Tensor:
 
 
 def called(experts: Experts, n: Tensor, layout: Layout) -> Tensor:
-    out: Tensor = experts((experts.router(n), n), layout)
+    out: Tensor = experts(experts.router(n), n, layout)
     return out
 
 
