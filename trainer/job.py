@@ -15,6 +15,7 @@ from seqmesh.trainer.checkpoints.save import Saver
 from seqmesh.trainer.config import TrainConfig
 from seqmesh.trainer.flops import Peak, Work, find_peak, make_work
 from seqmesh.trainer.host import Host
+from seqmesh.trainer.models.balance import loads_size
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer, init_weights, parameter_shapes
 from seqmesh.trainer.offload import Offloader
@@ -68,7 +69,8 @@ def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job
     spread = next(model.parameters()).is_meta
     set_recompute(model.blocks, config.recompute)
     offloader = Offloader(model.blocks, Host.of(ranks.device)) if config.offload else None
-    replica = make_replica(model, ranks, config.loader.mode, config.sharding, extra=EXTRA)
+    extra = EXTRA + loads_size(config.model)
+    replica = make_replica(model, ranks, config.loader.mode, config.sharding, extra=extra)
     if spread:
         init_weights(model, config.seed)
     optimizer = replica.make_optimizer(config.optim)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,7 @@ from seqmesh.trainer.optim.config import OptimConfig, learning_rate, set_rate
 from seqmesh.trainer.replicas.filler import run_filler
 from seqmesh.trainer.replicas.replica import Replica
 
-EXTRA = 5  # numbers that travel with the gradient: loss sum, tokens, room, rows, attended pairs
+EXTRA = 5  # numbers that travel with the gradient: loss sum, tokens, room, rows, attended pairs; then experts' loads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class StepResult:
     """loss: mean over the step's supervised tokens, on all ranks; NaN where there are none. grad_norm: before
     clipping. fill: tokens over the capacity of all micro-batches. rows: tokens with padding. layer_pairs: attended
     pairs, summed over layers. updated: False where the step had nothing to learn from or its gradient was not finite,
-    and the weights were left alone."""
+    and the weights were left alone. loads: of experts, as `balance.take_loads` has them, of all replicas."""
 
     loss: float
     grad_norm: float
@@ -40,6 +41,7 @@ class StepResult:
     layer_pairs: float
     lr: float
     updated: bool
+    loads: Sequence[float] = ()
 
 
 def accumulate(
@@ -64,7 +66,7 @@ def accumulate(
         loss_sum, _ = model(batch.input_ids, batch.position_ids, layout_of(batch, traffic or Traffic()), batch.labels)
         torch.autograd.backward(loss_sum / max(batch.supervised_tokens_in_step, 1))
     counts = [batch.tokens, capacity, len(batch.input_ids), layer_pairs]
-    replica.extra += torch.stack([loss_sum.detach().to(replica.extra), *replica.extra.new_tensor(counts)])
+    replica.extra[:EXTRA] += torch.stack([loss_sum.detach().to(replica.extra), *replica.extra.new_tensor(counts)])
 
 
 def layout_of(batch: PackedBatch[Tensor], traffic: Traffic) -> Layout:
@@ -101,7 +103,7 @@ def finish_step(
 
     step: from 0, of `steps`; supervised: supervised tokens of the whole step.
     """
-    loss_sum, tokens, room, rows, layer_pairs = replica.extra.tolist()
+    loss_sum, tokens, room, rows, layer_pairs, *loads = replica.extra.tolist()
     norm = replica.norm()
     if config.clip is not None and config.clip < norm < math.inf:
         replica.scale_(config.clip / norm)
@@ -110,7 +112,6 @@ def finish_step(
     if updated:
         set_rate(optimizer, rate)
         replica.update(optimizer)
-        replica.balance_()
     replica.zero_()
     loss = loss_sum / supervised if supervised else math.nan
     return StepResult(
@@ -121,4 +122,5 @@ def finish_step(
         layer_pairs=layer_pairs,
         lr=rate,
         updated=updated,
+        loads=loads,
     )

@@ -18,7 +18,7 @@ from seqmesh.kernels.loss import UNSUPERVISED, cross_entropy_sum
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import LoaderSettings
-from seqmesh.trainer.models.balance import move_biases_, take_loads
+from seqmesh.trainer.models.balance import loads_size, move_biases_, take_loads
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig, learning_rate, make_optimizer
@@ -76,7 +76,8 @@ def take_all(ranks: Ranks, jobs: Sequence[Job]) -> list[Taken]:
 def take_steps(ranks: Ranks, job: Job) -> Taken:
     """The first steps of a job on this rank."""
     model, traffic = new_model(job.dtype, job.config), Traffic()
-    replica = make_replica(model, ranks, job.settings.mode, job.sharding, extra=EXTRA)
+    extra = EXTRA + loads_size(job.config)
+    replica = make_replica(model, ranks, job.settings.mode, job.sharding, extra=extra)
     optimizer, recorder = replica.make_optimizer(job.optim), replica.make_optimizer(RECORDER)
     gradients, results, counts = [], [], []
     groups = groups_now()
@@ -93,10 +94,13 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
                 counts[-1] += batch.tokens > 0
                 if batch.last_in_step:
                     break
+            replica.extra[EXTRA:] = take_loads(model)
             replica.reduce_()
             gradients.append(gradient_of(replica, recorder))
             supervised = batch.supervised_tokens_in_step
             results.append(finish_step(replica, optimizer, job.optim, supervised=supervised, step=step, steps=STEPS))
+            if results[-1].updated:
+                move_biases_(model, results[-1].loads)
     return Taken(
         gradients=gradients,
         results=results,
@@ -198,7 +202,7 @@ def reference(
         loads = take_loads(model)
         if supervised:
             update(learning_rate(optim, number, steps))
-            move_biases_(model, loads)
+            move_biases_(model, loads.tolist())
     return Reference(
         gradients=gradients,
         weights=flat({n: p.detach() for n, p in model.named_parameters()}),

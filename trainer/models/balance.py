@@ -1,7 +1,7 @@
 """Keep experts evenly loaded: after a step the bias of each expert's choice moves against its load.
 
     loads = take_loads(model)     # on every process; their sum over all processes is the step's
-    move_biases_(model, loads)    # with that sum
+    move_biases_(model, loads)    # once, with that sum
 
 An expert that more rows chose than the mean loses `balance_rate`, one that fewer chose gains it. The loads are those of
 the step's tokens, each counted once for either of its two experts, in every layer: integers that no plan changes, so
@@ -10,7 +10,7 @@ all processes move alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -36,14 +36,14 @@ def take_loads(model: Transformer) -> Tensor:
 
 
 @torch.no_grad()
-def move_biases_(model: Transformer, loads: Tensor) -> None:
+def move_biases_(model: Transformer, loads: Sequence[float]) -> None:
     """To be called once for each step that changes the weights, with the loads of all replicas, the same on all
     processes."""
-    config = model.config
-    loads = loads.view(config.layers, config.experts or 0)
+    count = model.config.experts or 0
     for layer, experts in _layers(model):
-        above = loads[layer] * len(loads[layer]) - loads[layer].sum()  # integers: as exact as any order of sums
-        experts.balance -= config.balance_rate * above.sign().to(experts.balance)
+        own = torch.tensor(loads[layer * count : (layer + 1) * count], dtype=torch.float64)
+        above = (own * count - own.sum()).sign()  # of integers: exact
+        experts.balance -= model.config.balance_rate * above.to(experts.balance)
 
 
 def _layers(model: Transformer) -> Iterator[tuple[int, Experts]]:

@@ -12,7 +12,6 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim.config import OptimConfig
 from seqmesh.trainer.optim.make import make_optimizer_over
 from seqmesh.trainer.optim.trained import Trained, state_of
@@ -29,7 +28,7 @@ class OptimizerSharded:
 
     runs_every_wave = False
 
-    def __init__(self, model: Transformer, ranks: Ranks, *, extra: int) -> None:
+    def __init__(self, model: nn.Module, ranks: Ranks, *, extra: int) -> None:
         self._slots = lay_out(model)
         self._ranks = ranks
         bounds = cuts(self._slots, ranks.count)
@@ -43,7 +42,7 @@ class OptimizerSharded:
             self._stretch(self._low, between, decayed=True),
             self._stretch(between, self._high, decayed=False),
         ]
-        self._totals = Totals(model, ranks, extra)
+        self._totals = Totals(ranks, extra)
         self.extra = self._totals.extra
 
     def _move(self, model: nn.Module) -> tuple[Tensor, Tensor]:
@@ -92,9 +91,6 @@ class OptimizerSharded:
 
     def _share_values(self) -> None:
         self._ranks.share_shards_(torch.split(self._values, self._sizes))
-
-    def balance_(self) -> None:
-        self._totals.balance_()
 
     def zero_(self) -> None:
         self._gradient.zero_()

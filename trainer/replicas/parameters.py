@@ -43,7 +43,7 @@ class ParametersSharded:
         if next(model.parameters()).is_meta:
             model.to_empty(device=ranks.device)
         self._named = dict(model.named_parameters())  # now: FSDP shows other tensors while they are gathered
-        self._totals = Totals(model, ranks, extra)
+        self._totals = Totals(ranks, extra)
         self.extra = self._totals.extra
         self._reduce_in_backward(self.runs_every_wave)
 
@@ -84,9 +84,6 @@ class ParametersSharded:
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
-
-    def balance_(self) -> None:
-        self._totals.balance_()
 
     def zero_(self) -> None:
         for parameter in self._named.values():

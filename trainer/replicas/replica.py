@@ -20,8 +20,7 @@ class Replica(Protocol):
     extra [n] float64: numbers of this rank that `reduce_` sums with the gradient. runs_every_wave: whether a rank
     without tokens must run the model all the same.
 
-    A step is: begin_step; before_backward and backward, once per micro-batch; reduce_; norm, scale_, update, balance_;
-    zero_.
+    A step is: begin_step; before_backward and backward, once per micro-batch; reduce_; norm, scale_, update; zero_.
     All ranks call the methods marked (all) together.
     """
 
@@ -38,7 +37,7 @@ class Replica(Protocol):
         """To be called before each micro-batch; last: of this rank in the step."""
 
     def reduce_(self) -> None:
-        """(all) Sum gradient, `extra` and experts' loads over all ranks."""
+        """(all) Sum gradient and `extra` over all ranks."""
 
     def norm(self) -> float:
         """Euclidean norm of the whole gradient as `reduce_` left it: the same bits on all ranks, and not finite on all
@@ -49,9 +48,6 @@ class Replica(Protocol):
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """(all) Step the optimizer; every rank has what it needs of the new parameters."""
-
-    def balance_(self) -> None:
-        """Move the biases of experts' choices by the loads that `reduce_` summed: the same on all ranks."""
 
     def zero_(self) -> None:
         """Clear gradient and `extra` for the next step."""

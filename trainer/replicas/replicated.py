@@ -7,8 +7,8 @@ at the end.
 from __future__ import annotations
 
 import torch
+from torch import nn
 
-from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim.config import OptimConfig
 from seqmesh.trainer.optim.make import make_optimizer
 from seqmesh.trainer.parallel import Ranks
@@ -27,7 +27,7 @@ class Replicated:
 
     runs_every_wave = False
 
-    def __init__(self, model: Transformer, ranks: Ranks, *, extra: int) -> None:
+    def __init__(self, model: nn.Module, ranks: Ranks, *, extra: int) -> None:
         slots = lay_out(model)
         self._named = dict(model.named_parameters())
         first = self._named[slots[0].name]
@@ -35,7 +35,7 @@ class Replicated:
         self.gradient = torch.zeros(slots[-1].end, dtype=first.dtype, device=first.device)
         for slot in slots:
             self._named[slot.name].grad = slot.of(self.gradient)
-        self._totals = Totals(model, ranks, extra)
+        self._totals = Totals(ranks, extra)
         self.extra = self._totals.extra
 
     def make_optimizer(self, config: OptimConfig) -> torch.optim.Optimizer:
@@ -59,9 +59,6 @@ class Replicated:
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
-
-    def balance_(self) -> None:
-        self._totals.balance_()
 
     def zero_(self) -> None:
         self.gradient.zero_()
