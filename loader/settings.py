@@ -85,16 +85,17 @@ class Blocks:
 class LoaderSettings:
     """data: folder or URL of a shard set, or of data in another format, see `formats.detect`. column, vocab_size and
     bad_shards: how that is read, see `catalog.Reading`. verify: compare all checksums at the start. capacity: most
-    tokens of one micro-batch on one rank. mode: `free` or `waves`, and
-    ranks_per_node: see `packer.plan.Mesh`. max_document: most tokens of a document, by default the smaller of capacity
-    and tokens_per_step; one over the capacity is spread over ranks. `overlong` says what happens to longer ones (error:
-    refuse at start; truncate: keep the beginning; split: pieces of max_document tokens become documents of their own;
-    drop: leave out). epochs: passes over the data, None for no end. seed and shuffle: the order of documents, a new
-    one for each epoch: True for a global shuffle, `Blocks` for a few files at a time, False for the order of the set;
-    without a seed, whoever starts the loader draws one. mixture: the parts of the set's sources, None for one shuffle
-    of everything. delay: long documents are held back until several come together, None for none. cost: what ranks are
-    balanced by, None for tokens alone. offload: micro-batches may be over the capacity, as far as a share of their
-    activations, which they name, can be moved to the host meanwhile (mode `free`, batching `tokens`); None for never.
+    tokens of one micro-batch on one rank. mode: `free` or `waves`, ranks_per_node and stages: see `packer.plan.Mesh`; a
+    rank that several processes hold together counts once. max_document: most tokens of a document, by default the
+    smaller of capacity and tokens_per_step; one over the capacity is spread over ranks. `overlong` says what happens to
+    longer ones (error: refuse at start; truncate: keep the beginning; split: pieces of max_document tokens become
+    documents of their own; drop: leave out). epochs: passes over the data, None for no end. seed and shuffle: the order
+    of documents, a new one for each epoch: True for a global shuffle, `Blocks` for a few files at a time, False for the
+    order of the set; without a seed, whoever starts the loader draws one. mixture: the parts of the set's sources, None
+    for one shuffle of everything. delay: long documents are held back until several come together, None for none. cost:
+    what ranks are balanced by, None for tokens alone. offload: micro-batches may be over the capacity, as far as a
+    share of their activations, which they name, can be moved to the host meanwhile (mode `free`, batching `tokens`);
+    None for never.
 
     batching `tokens`: a global batch is of at most `tokens_per_step` tokens. `rows`: of `rows_per_step` rows of at most
     `capacity` tokens, packed from a window of so many documents, 65,536 by default; ranks get equally many. tail: what
@@ -125,6 +126,7 @@ class LoaderSettings:
     offload: Offload | None = None
     mode: Mode = "free"
     ranks_per_node: int | None = None
+    stages: int = 1
     fields: tuple[TokenField, ...] = get_args(TokenField)
     pad_to: int | None = None
     verify: bool = False
@@ -152,6 +154,8 @@ class LoaderSettings:
         else:
             self._check_tokens()
         self._check_shape()
+        if self.stages > 1 and self.mode == "waves":
+            raise ValueError(f"stages is {self.stages}: needs mode 'free', 'waves' is chosen")
         if self.offload is not None:
             self._check_offload()
 
@@ -233,6 +237,7 @@ class LoaderSettings:
             capacity=self.capacity,
             mode=self.mode,
             ranks_per_node=self.ranks_per_node,
+            stages=self.stages,
             offload=self.offload,
         )
 
@@ -312,6 +317,7 @@ _SIZES = (
     "capacity",
     "ranks",
     "ranks_per_node",
+    "stages",
     "max_document",
     "epochs",
     "pad_to",

@@ -24,6 +24,7 @@ def run(*, config: Path, overrides: Sequence[str], max_restarts: int = 0) -> Non
     """The whole command. max_restarts: how often all ranks are started again after one has failed. Raises ValueError
     or FileNotFoundError for what is wrong before any rank starts, RuntimeError naming the rank that failed after."""
     job = load_config(config, overrides)
+    job.parallel.replicas(job.ranks)
     find_set(job.loader.data, job.loader.reading)
     check_installed(job.log)
     # Ranks of one machine share its cores; without this each would use them all.

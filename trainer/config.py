@@ -40,18 +40,19 @@ from seqmesh.trainer.replicas.replica import Sharding
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """run: folder for logs, checkpoints and the resolved configuration. steps: optimizer steps in all. ranks:
-    processes on this machine. seed: of the weights. credit_bytes: batches that the loader may send ahead, in bytes.
+    processes on this machine. parallel: how many of all share one replica of the model; what the loader calls a rank is
+    such a replica. seed: of the weights. credit_bytes: batches that the loader may send ahead, in bytes.
     cost: a file of `seqmesh bench calibrate`, or None to count the work of the model's shape. init: a folder of
     Llama-style Hugging Face weights to start from at step 0, None to draw them. sharding: how model and optimizer lie
     on the ranks; None for what suits `loader.mode`. offload: of activations, None for none; recompute: what layers make
-    again in backward instead of saving it. The number of ranks, the cost model that the loader balances by and what it
-    is told of offload come from here, not from `loader`.
+    again in backward instead of saving it. The numbers of ranks and of stages, the cost model that the loader balances
+    by and what it is told of offload come from here, not from `loader`.
 
     timeout: seconds that any wait for the loader or another rank may take; that is for the start and for checkpoints.
     step_timeout: seconds that a step may take from the third on, None for ten times the median of the latest, and 30 at
     least. heartbeat: seconds after which a rank that gives no sign of life is lost, from then on. gc_every: steps
     between collections of garbage, None to leave it to Python. deterministic: only algorithms that repeat bit by bit.
-    peak_flops: FLOP/s of a rank that are 100 % MFU, None to look the GPU up, or to measure.
+    peak_flops: FLOP/s of a process that are 100 % MFU, None to look the GPU up, or to measure.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -89,10 +90,27 @@ class TrainConfig:
         for name in ("timeout", "step_timeout", "heartbeat", "peak_flops"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}: must be over 0, and finite")
-        if self.loader.ranks != 1 or self.loader.cost is not None or self.loader.offload is not None:
-            raise ValueError("loader.ranks, loader.cost and loader.offload are set by the trainer: leave them out")
+        if (self.loader.ranks, self.loader.stages, self.loader.cost, self.loader.offload) != (1, 1, None, None):
+            raise ValueError(
+                "loader.ranks, loader.stages, loader.cost and loader.offload are set by the trainer: leave them out"
+            )
         if missing := set(get_args(TokenField)) - set(self.loader.fields):
             raise ValueError(f"loader.fields leaves out {', '.join(sorted(missing))}: the trainer needs them")
+        self._check_parallel()
+
+    def _check_parallel(self) -> None:
+        tensor, stages, parts = self.parallel.tensor, self.parallel.stages, self.parallel.parts
+        shape = self.model.shape
+        for name in ("heads", "kv_heads", "ffn_width"):
+            if (value := getattr(shape, name)) % tensor:
+                raise ValueError(f"parallel.tensor is {tensor}: must divide model.{name}, {value}")
+        if self.model.layers < stages * parts:
+            raise ValueError(
+                f"parallel.stages · parallel.parts is {stages} · {parts}: at most as many as model.layers, "
+                f"{self.model.layers}"
+            )
+        if stages > 1 and self.loader.mode == "waves":
+            raise ValueError(f"parallel.stages is {stages}: needs loader.mode 'free', 'waves' is chosen")
 
     def cost_model(self) -> CostModel:
         """What ranks are balanced by: a file that was measured without windows is taken for layers that have the
@@ -106,7 +124,8 @@ class TrainConfig:
         """What steps are planned with. Raises as `read_cost` does, and ValueError where it can not be said."""
         if self.offload is None:
             return None
-        token_bytes = bytes_per_token(self.model, self.recompute, getattr(torch, self.dtype))
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        token_bytes = bytes_per_token(self.model, self.recompute, dtype, self.parallel.tensor)
         return self.offload.planned(self.model.layers, token_bytes, self._unit_seconds(self.offload.flops))
 
     def _unit_seconds(self, flops: float | None) -> float:

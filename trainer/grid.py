@@ -43,6 +43,15 @@ class ParallelConfig:
         """Processes of a replica."""
         return self.tensor * self.stages
 
+    def replicas(self, processes: int) -> int:
+        """Of so many processes. Raises ValueError where those are not so many whole ones."""
+        if processes % self.peers:
+            raise ValueError(
+                f"{processes} processes: must be a multiple of parallel.tensor · parallel.stages, "
+                f"{self.tensor} · {self.stages}"
+            )
+        return processes // self.peers
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
@@ -66,15 +75,19 @@ class Grid:
         """The process of another replica that has this one's place in it."""
         return (self.stages.rank * self.data.count + replica) * self.tensor.count + self.tensor.rank
 
+    def peers_within(self, machine: int) -> tuple[int, int]:
+        """This process's number among those of its replica on this machine, and how many these are, where every
+        machine has so many processes, in order."""
+        first = self.data.rank * self.tensor.count
+        step = self.data.count * self.tensor.count
+        held = [first + stage * step + peer for stage in range(self.stages.count) for peer in range(self.tensor.count)]
+        here = [process for process in held if process // machine == self.world.rank // machine]
+        return here.index(self.world.rank), len(here)
+
 
 def make_grid(world: Ranks, config: ParallelConfig) -> Grid:
     """All processes call it, once. Raises ValueError where they are not so many whole replicas."""
-    if world.count % config.peers:
-        raise ValueError(
-            f"{world.count} processes: must be a multiple of parallel.tensor · parallel.stages, "
-            f"{config.tensor} · {config.stages}"
-        )
-    replicas = world.count // config.peers
+    replicas = config.replicas(world.count)
     rest, peer = divmod(world.rank, config.tensor)
     stage, replica = divmod(rest, replicas)
     first = (stage * replicas + replica) * config.tensor

@@ -1,4 +1,4 @@
-"""What one rank trains: the parts of a job, put together from its configuration. Loop and checkpoints work on it."""
+"""What one process trains: the parts of a job, put together from its configuration. Loop and checkpoints work on it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.checkpoints.save import Saver
 from seqmesh.trainer.config import TrainConfig
 from seqmesh.trainer.flops import Peak, Work, find_peak, make_work
+from seqmesh.trainer.grid import Grid
 from seqmesh.trainer.host import Host
 from seqmesh.trainer.models.balance import loads_size
 from seqmesh.trainer.models.config import ModelConfig
-from seqmesh.trainer.models.transformer import Transformer, init_weights, parameter_shapes
+from seqmesh.trainer.models.transformer import Transformer, init_weights
 from seqmesh.trainer.offload import Offloader
-from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved
 from seqmesh.trainer.recompute import set_recompute
 from seqmesh.trainer.replicas import Replica, make_replica, sharding_of
@@ -30,11 +30,11 @@ Say = Callable[[str], object]
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """say: gets the first rank's lines for people. work: what steps are counted as. step: steps done; saved: those
-    of the newest checkpoint."""
+    """grid: where this process stands. say: gets the first one's lines for people. work: what steps are counted as.
+    step: steps done; saved: those of the newest checkpoint."""
 
     config: TrainConfig
-    ranks: Ranks
+    grid: Grid
     loader: Loader
     say: Say
     model: Transformer
@@ -62,30 +62,30 @@ class Job:
         return cost_digest(self.loader.settings.cost or CostModel())
 
 
-def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job:
+def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
     """A job at step 0."""
     dtype: torch.dtype = getattr(torch, config.dtype)
-    model = _make_model(config, ranks, dtype)
+    model = _make_model(config, grid, dtype)
     spread = next(model.parameters()).is_meta
     set_recompute(model.blocks, config.recompute)
-    offloader = Offloader(model.blocks, Host.of(ranks.device)) if config.offload else None
+    offloader = Offloader(model.blocks, Host.of(grid.world.device)) if config.offload else None
     extra = EXTRA + loads_size(config.model)
-    replica = make_replica(model, ranks, config.loader.mode, config.sharding, extra=extra)
+    replica = make_replica(model, grid.data, config.loader.mode, config.sharding, extra=extra)
     if spread:
         init_weights(model, config.seed)
     optimizer = replica.make_optimizer(config.optim)
-    say = say if ranks.is_first else lambda _text: None
+    say = say if grid.world.is_first else lambda _text: None
     saver = Saver(
         Path(config.run),
         replica.tensors(optimizer),
-        ranks,
+        grid.world,
         config=config.checkpoint,
         timeout=config.timeout,
         say=say,
     )
     return Job(
         config=config,
-        ranks=ranks,
+        grid=grid,
         loader=loader,
         say=say,
         model=model,
@@ -93,24 +93,23 @@ def make_job(config: TrainConfig, ranks: Ranks, loader: Loader, say: Say) -> Job
         offloader=offloader,
         optimizer=optimizer,
         work=count_work(config.model),
-        peak=find_peak(ranks.device, dtype, config.peak_flops),
+        peak=find_peak(grid.world.device, dtype, config.peak_flops),
         saver=saver,
     )
 
 
-def _make_model(config: TrainConfig, ranks: Ranks, dtype: torch.dtype) -> Transformer:
+def _make_model(config: TrainConfig, grid: Grid, dtype: torch.dtype) -> Transformer:
     """With its weights; on the meta device, without, where parameters are to be sharded: no rank ever has them all."""
-    if sharding_of(ranks, config.loader.mode, config.sharding) != "parameters":
-        return Transformer(config.model, seed=config.seed).to(ranks.device, dtype)
+    if sharding_of(grid.data, config.loader.mode, config.sharding) != "parameters":
+        return Transformer(config.model, seed=config.seed).to(grid.world.device, dtype)
     with torch.device("meta"):
         return Transformer(config.model, seed=config.seed).to(dtype)
 
 
 def count_work(config: ModelConfig) -> Work:
-    """Of the whole model, on one rank."""
-    shapes = parameter_shapes(config)
+    """Of the whole model, however many processes share it."""
     return make_work(
-        block_parameters=sum(s.numel() for name, s in shapes.items() if name.startswith("blocks.") and len(s) > 1),
+        block_parameters=config.layers * config.shape.layer_weights,
         head_parameters=config.vocab_size * config.width,
         heads=config.heads,
         head_dim=config.head_dim,

@@ -29,14 +29,16 @@ StepDone = tuple[StepResult, PackedBatch[Tensor], str]  # what came out, the las
 
 def run(job: Job) -> None:
     """All steps that are left; stops early where the data end."""
-    job.say(f"{job.peak.flops:.3g} FLOP/s a rank are 100 % MFU: {job.peak.source}")
+    job.say(f"{job.peak.flops:.3g} FLOP/s a process are 100 % MFU: {job.peak.source}")
     with ExitStack() as stack:
         sinks: list[Sink] = []
-        if job.ranks.is_first:
+        if job.grid.world.is_first:
             settings = asdict(job.config)
             sinks = stack.enter_context(open_sinks(job.config.log, job.folder, job.step, settings))
-        batches_log = JsonLines(job.folder / f"batches-{job.ranks.rank}.jsonl")
-        stack.callback(batches_log.close)
+        batches_log = None
+        if job.grid.speaks:
+            batches_log = JsonLines(job.folder / f"batches-{job.grid.data.rank}.jsonl")
+            stack.callback(batches_log.close)
         collect = stack.enter_context(collecting(job.config.gc_every))
         stack.enter_context(job.saver)
         loop = Loop(job, sinks, batches_log, collect)
@@ -47,7 +49,9 @@ def run(job: Job) -> None:
 class Loop:
     """What lives as long as the loop: the batches, the clock, and which plan the ranks have agreed on."""
 
-    def __init__(self, job: Job, sinks: list[Sink], batches_log: JsonLines, collect: Callable[[int], None]) -> None:
+    def __init__(
+        self, job: Job, sinks: list[Sink], batches_log: JsonLines | None, collect: Callable[[int], None]
+    ) -> None:
         self.job, self.sinks, self.batches_log, self.collect = job, sinks, batches_log, collect
         self.batches: Iterator[PackedBatch[Tensor]] = iter(job.loader)
         self.clock = StepClock()
@@ -69,7 +73,7 @@ class Loop:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Let the other ranks know what this one does, until the end of the block."""
-        watch = self.job.ranks.watch
+        watch = self.job.grid.world.watch
         watch.doing = lambda: f"step {self.job.step + 1}, {self.clock.doing or 'between phases'}"
         try:
             yield
@@ -77,7 +81,8 @@ class Loop:
             watch.silence = watch.deadline = math.inf
 
     def _next_step(self) -> StepDone | None:
-        with self.job.ranks.naming_the_lost(f"rank {self.job.ranks.rank}, step {self.job.step + 1}"):
+        world = self.job.grid.world
+        with world.naming_the_lost(f"rank {world.rank}, step {self.job.step + 1}"):
             return self._do_step()
 
     def _do_step(self) -> StepDone | None:
@@ -123,12 +128,13 @@ class Loop:
 
     def _agree(self, plan: str, step: int) -> None:
         """One step ahead of its work: all ranks must have the same plan, or they would wait for each other for ever."""
-        self.job.ranks.agree(plan, f"the plan of step {step + 1}")
+        self.job.grid.world.agree(plan, f"the plan of step {step + 1}")
         self.agreed = plan
 
     def _log(self, result: StepResult, last: PackedBatch[Tensor], digest: str) -> None:
         job, steps = self.job, self.job.config.steps
-        self.batches_log.write({"step": job.step, "digest": digest})
+        if self.batches_log:
+            self.batches_log.write({"step": job.step, "digest": digest})
         record = self._record(result, last)
         self.clock.restart()
         self.pace.add(record.total)
@@ -157,8 +163,8 @@ class Loop:
                 supervised=last.supervised_tokens_in_step,
                 layer_pairs=result.layer_pairs,
             ),
-            peak=job.peak.flops * job.ranks.count,
-            memory=peak_memory(job.ranks.device),
+            peak=job.peak.flops * job.grid.world.count,
+            memory=peak_memory(job.grid.world.device),
         )
 
     def _save(self, *, last_step: bool) -> None:
@@ -170,7 +176,7 @@ class Loop:
     def _expect(self, at_least: float = 0.0) -> None:
         """Another step or save is begun: from the third step on, the others are not waited for long. In the first they
         compile and connect, after it their garbage is collected, and they give no sign of life meanwhile."""
-        watch, config = self.job.ranks.watch, self.job.config
+        watch, config = self.job.grid.world.watch, self.job.config
         if self.pace.steps > 1:
             seconds = config.step_timeout or max(LEAST_STEP_TIMEOUT, SLOW_STEP * self.pace.median)
             watch.silence, watch.deadline = config.heartbeat, time.monotonic() + max(seconds, at_least)

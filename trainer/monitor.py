@@ -1,8 +1,8 @@
 """What a run says of itself: time by phase, one JSON line per step, one line for people.
 
-Metrics (`log.jsonl`) are written by the first rank; every rank writes the digests of the batches it was served
-(`batches-<rank>.jsonl`), so that two runs can be compared batch by batch. After a resume, a repeated step's line stands
-twice; the last one counts.
+Metrics (`log.jsonl`) are written by the first process; one process of every rank writes the digests of the batches that
+it was served (`batches-<rank>.jsonl`), so that two runs can be compared batch by batch. After a resume, a repeated
+step's line stands twice; the last one counts.
 """
 
 from __future__ import annotations

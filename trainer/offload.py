@@ -137,8 +137,7 @@ class _Layer:
     """What one layer has saved. The same activation, saved by several nodes, is one `_Part`."""
 
     def __init__(self, activations: Activations, ratio: float, host: Host, moved: Moved) -> None:
-        self._activations, self._host, self._moved = activations, host, moved
-        self._leaving = math.ceil(activations.rows * ratio)
+        self._activations, self._ratio, self._host, self._moved = activations, ratio, host, moved
         self._parts: dict[Hashable, _Part] = {}
         self._gone: Mark = None
         self._back: Mark = None
@@ -149,7 +148,7 @@ class _Layer:
             return saved.detach()
         part = self._parts.get(activation.key)
         if part is None:
-            part = self._parts[activation.key] = _Part(activation, self._leaving, self._host)
+            part = self._parts[activation.key] = _Part(activation, math.ceil(activation.rows * self._ratio), self._host)
             self._moved.nbytes += part.held.nbytes
             self._moved.tensors += 1
         return part, saved.shape

@@ -16,13 +16,13 @@ from seqmesh.trainer.models.huggingface import load_huggingface
 def resume(job: Job) -> None:
     """Go on from the newest whole checkpoint, the same one on all ranks; where there is none begin at 0, with the
     weights of `init`."""
-    if job.ranks.is_first:
+    if job.grid.world.is_first:
         clear_leftovers(job.folder, job.say)
-    path = newest_checkpoint(job.folder, job.ranks, job.say)
+    path = newest_checkpoint(job.folder, job.grid.world, job.say)
     if path is None:
         _start(job)
         return
-    state = load(path, job.tensors(), job.ranks).state
+    state = load(path, job.tensors(), job.grid.world).state
     job.replica.loaded(job.optimizer)
     job.loader.load_state_dict(state["loader"])
     job.step = job.saved = state["step"]
@@ -44,8 +44,13 @@ def save_if_due(job: Job, *, last_step: bool) -> None:
     job.saver.check()
     if job.step == job.saved or not (last_step or job.step % job.config.checkpoint.every == 0):
         return
-    state: dict[str, Any] = {"ranks": job.ranks.count, "cost": job.cost, "model": asdict(job.config.model)}
-    if job.ranks.is_first:
+    state: dict[str, Any] = {
+        "ranks": job.grid.world.count,
+        "parallel": asdict(job.config.parallel),
+        "cost": job.cost,
+        "model": asdict(job.config.model),
+    }
+    if job.grid.world.is_first:
         state["loader"] = job.loader.state_dict()
     job.saver.save(job.step, job.tensors(), state)
     job.saved = job.step

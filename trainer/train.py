@@ -1,7 +1,8 @@
-"""A training job on one rank: join the others, keep other jobs out, resume, run the steps, end with an exit code.
+"""A training job on one process: join the others, keep other jobs out, resume, run the steps, end with an exit code.
 
-Run by torchrun, one process per rank: `torchrun --nproc-per-node 2 -m seqmesh.trainer.train CONFIG.yaml key=value...`,
-or through `seqmesh train`, which does that. The first rank of each machine starts the machine's loader process.
+Run by torchrun, one process per device: `torchrun --nproc-per-node 2 -m seqmesh.trainer.train CONFIG.yaml
+key=value...`, or through `seqmesh train`, which does that. The first process of each machine starts the machine's
+loader process.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from seqmesh.loader.embedded import Loader
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.config import TrainConfig, load_config, save_config
+from seqmesh.trainer.grid import Grid, make_grid
 from seqmesh.trainer.job import Say, make_job
 from seqmesh.trainer.logs import check_installed
 from seqmesh.trainer.loop import run
@@ -31,35 +33,57 @@ from seqmesh.trainer.saving import resume
 
 
 def loader_settings(config: TrainConfig, ranks: int) -> LoaderSettings:
-    """The loader's settings for this job: its mesh, its cost model and its offload."""
-    settings = replace(config.loader, ranks=ranks, cost=config.cost_model(), offload=config.planned_offload())
+    """The loader's settings for this job: its mesh, its cost model and its offload. ranks: replicas of the model."""
+    settings = replace(
+        config.loader,
+        ranks=ranks,
+        stages=config.parallel.stages,
+        cost=config.cost_model(),
+        offload=config.planned_offload(),
+    )
     settings.check_mesh()
     return settings
 
 
 def train(config: TrainConfig, say: Say = print) -> int:
-    """Run the job on this rank; returns the steps done. `say` gets the first rank's lines.
+    """Run the job on this process; returns the steps done. `say` gets the first one's lines.
 
-    Raises ValueError for a configuration that does not fit the data, RuntimeError where another job uses the run
-    folder, LoaderError, CheckpointError, and what torch.distributed raises where another rank is lost.
+    Raises ValueError for a configuration that does not fit the data or the number of processes, RuntimeError where
+    another job uses the run folder, LoaderError, CheckpointError, and what torch.distributed raises where another rank
+    is lost.
     """
     check_installed(config.log)
     with (
         repeatable(config.deterministic, config.seed),
-        join_ranks(config.timeout) as ranks,
-        _claim(Path(config.run), ranks),
+        join_ranks(config.timeout) as world,
+        _claim(Path(config.run), world),
     ):
-        if ranks.is_first:
+        grid = make_grid(world, config.parallel)
+        if world.is_first:
             save_config(config, Path(config.run) / "config.yaml")
-        settings = loader_settings(config, ranks.count)
-        ranks.agree(cost_digest(settings.cost or CostModel()), "the digest of the cost model")
-        with Loader(settings, device=ranks.device, timeout=config.timeout, credit_bytes=config.credit_bytes) as loader:
+        settings = loader_settings(config, grid.data.count)
+        world.agree(cost_digest(settings.cost or CostModel()), "the digest of the cost model")
+        with _open_loader(config, settings, grid) as loader:
             _check_vocabulary(config, loader)
-            job = make_job(config, ranks, loader, say)
+            job = make_job(config, grid, loader, say)
             resume(job)
             run(job)
-            ranks.wait_for_all()  # the loader of this machine ends with its first rank: not before all have their data
+            world.wait_for_all()  # the machine's loader ends with its first process: not before all have their data
             return job.step
+
+
+def _open_loader(config: TrainConfig, settings: LoaderSettings, grid: Grid) -> Loader:
+    """The batches of this process's replica, which those of it on this machine share."""
+    peer, peers = grid.peers_within(int(os.environ.get("LOCAL_WORLD_SIZE", grid.world.count)))
+    return Loader(
+        settings,
+        rank=grid.data.rank,
+        peer=peer,
+        peers=peers,
+        device=grid.world.device,
+        timeout=config.timeout,
+        credit_bytes=config.credit_bytes,
+    )
 
 
 @contextmanager

@@ -15,10 +15,10 @@ import torch
 from seqmesh.loader.embedded import Loader
 from seqmesh.trainer.config import load_config
 from seqmesh.trainer.flops import make_work
+from seqmesh.trainer.grid import alone
 from seqmesh.trainer.job import make_job
 from seqmesh.trainer.loop import run
 from seqmesh.trainer.monitor import StepClock, make_record, read_steps, step_line
-from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.step import StepResult
 from seqmesh.trainer.train import loader_settings
 from tests.jobs import VOCAB, write_job
@@ -89,7 +89,7 @@ def test_a_job_counts_its_padding_and_its_documents_attention(tmp_path: Path) ->
     config = load_config(job)
     (tmp_path / "run").mkdir()
     with Loader(loader_settings(config, 1), mode="inline") as batches:
-        trained = make_job(config, Ranks(0, 1, torch.device("cpu")), batches, lambda _line: None)
+        trained = make_job(config, alone(torch.device("cpu")), batches, lambda _line: None)
         run(trained)
     for record in read_steps(tmp_path / "run" / "log.jsonl").values():
         assert (record["tokens"], record["padding"], record["fill"]) == (24, 0.5, 0.5)

@@ -47,6 +47,6 @@ def test_the_training_guide_lists_every_setting(tmp_path: Path) -> None:
     config = load_config(tmp_path / "job.yaml")
     save_config(config, tmp_path / "resolved.yaml")
     resolved, shown = yaml.safe_load((tmp_path / "resolved.yaml").read_text()), yaml.safe_load(listed)
-    for name in ("ranks", "cost", "offload"):  # the trainer's to set
+    for name in ("ranks", "stages", "cost", "offload"):  # the trainer's to set
         del resolved["loader"][name]
     assert resolved == shown

@@ -66,7 +66,13 @@ def test_the_resolved_configuration_reads_back_to_the_same(job: Path, tmp_path: 
         ("model.width=7", "model: width is 7: must be an even multiple of heads, 2"),
         ("loader.capacity=-5", "loader: capacity is -5"),
         ("loader.ranks=2", "set by the trainer"),
+        ("loader.stages=2", "set by the trainer"),
         ("loader.offload={layers: 3, token_cost: 1}", "set by the trainer"),
+        ("parallel.tensor=0", "parallel: tensor is 0: must be at least 1"),
+        ("parallel={tensor: 3}", "parallel.tensor is 3: must divide model.heads, 2"),
+        ("parallel={tensor: 2}", "parallel.tensor is 2: must divide model.kv_heads, 1"),
+        ("parallel={stages: 2}", r"parallel.stages · parallel.parts is 2 · 1: at most as many as model.layers, 1"),
+        ("parallel={parts: 2}", "parts is 2: one stage has all layers in one"),
         ("recompute=all", "recompute: Input should be 'none', 'selective' or 'full'"),
         ("offload={bandwidth: 0}", "offload: bandwidth is 0"),
         ("offload={bandwidth: 1e9}", "offload.flops is None: .* no cost file says nothing"),
@@ -178,3 +184,18 @@ def test_offload_is_planned_from_what_the_model_saves_and_the_time_of_a_unit(job
     assert finer.token_cost == math.ceil(seconds / (fit.unit / 2))
     with pytest.raises(ValueError, match=r"cost\.json says it, too"):
         load_config(job, [*offload, f"cost={tmp_path / 'cost.json'}"])
+
+
+def test_dimensions_that_do_not_fit_the_model_or_the_plans_are_refused_with_their_numbers(job: Path) -> None:
+    model = ["model.layers=3", "model.kv_heads=2"]
+    config = load_config(job, [*model, "parallel={tensor: 2, stages: 3}"])
+    settings = loader_settings(config, 4)
+    assert (settings.mesh.ranks, settings.mesh.stages) == (4, 3)
+    assert settings.order() == config.loader.order()  # global batches know nothing of it
+    for override, message in (
+        ("parallel={stages: 2, parts: 2}", r"stages · parallel.parts is 2 · 2: at most as many as model.layers, 3"),
+        ("loader.mode=waves", "parallel.stages is 3: needs loader.mode 'free', 'waves' is chosen"),
+        ("model.ffn_width=31", "parallel.tensor is 2: must divide model.ffn_width, 31"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_config(job, [*model, "parallel={tensor: 2, stages: 3}", override])

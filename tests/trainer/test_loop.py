@@ -15,11 +15,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from seqmesh.loader.embedded import Loader
 from seqmesh.trainer import logs
 from seqmesh.trainer.config import TrainConfig, load_config
+from seqmesh.trainer.grid import alone
 from seqmesh.trainer.job import make_job
 from seqmesh.trainer.logs import LogConfig, Wandb, WandbConfig, check_installed, scalars
 from seqmesh.trainer.loop import run
 from seqmesh.trainer.monitor import StepClock, make_record, read_steps
-from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.process import repeatable
 from seqmesh.trainer.saving import resume
 from seqmesh.trainer.step import StepResult
@@ -49,7 +49,7 @@ def run_job(config: TrainConfig, killed_at: int | None = None) -> list[str]:
             raise Killed
 
     with repeatable(config.deterministic, config.seed), Loader(loader_settings(config, 1), mode="inline") as loader:
-        job = make_job(config, Ranks(0, 1, torch.device("cpu")), loader, say)
+        job = make_job(config, alone(torch.device("cpu")), loader, say)
         resume(job)
         run(job)
     return said
@@ -75,7 +75,7 @@ def test_a_repeatable_job_gives_the_same_bits(tmp_path: Path, data: Path) -> Non
         (tmp_path / name / "run").mkdir(parents=True)
         job = write_job(tmp_path / name, data, ranks=1, steps=3, deterministic=True, gc_every=1)
         said = run_job(load_config(job))
-        assert "FLOP/s a rank are 100 % MFU: measured by matmuls" in said[0]
+        assert "FLOP/s a process are 100 % MFU: measured by matmuls" in said[0]
         records = read_steps(tmp_path / name / "run" / "log.jsonl")
         losses.append([(record["loss"], record["grad_norm"]) for record in records.values()])
         assert all(record["seconds"]["gc"] > 0 for record in list(records.values())[1:])

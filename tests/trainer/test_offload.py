@@ -167,13 +167,13 @@ def test_weights_stay_also_where_they_have_as_many_rows_as_there_are_tokens() ->
 def test_activations_are_known_by_storage_and_form() -> None:
     """A matrix and its transpose begin at the same address; two layers' tensors may, one after the other."""
     square = torch.randn(32, 32)
-    found = Activations(32, [])
+    found = Activations([32], [])
     views = [square, square.T, square.view(32, 4, 8), square.to(torch.float64), square.clone()]
     keys = [activation.key for view in views if (activation := found.find(view)) is not None]
     assert keys[0] == keys[2]
     assert len(set(keys)) == 4
     weight = nn.Linear(32, 32).weight
-    finder = Activations(32, [weight, {"tables": (square,)}])
+    finder = Activations([32], [weight, {"tables": (square,)}])
     assert finder.find(weight.t()) is None
     assert finder.find(square[:, :16]) is None
     assert finder.find(torch.zeros(32, 32, dtype=torch.int64)) is None

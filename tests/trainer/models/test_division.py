@@ -68,16 +68,13 @@ class Found:
 
 class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own is not typed
         self.calls: list[tuple[str, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
-            self.calls.append(
-                (func._opname, max(each.numel() for each in args if isinstance(each, Tensor)))
-                if func._opname != STATISTICS
-                else (STATISTICS, 0)
-            )
+            sizes = [each.numel() for each in args if isinstance(each, Tensor)]
+            self.calls.append((func._opname, max(sizes, default=0)))
         return func(*args, **(kwargs or {}))
 
 

@@ -26,6 +26,7 @@ from transformers import (
 
 from seqmesh.loader.embedded import Loader
 from seqmesh.trainer.config import TrainConfig, load_config
+from seqmesh.trainer.grid import alone
 from seqmesh.trainer.job import make_job
 from seqmesh.trainer.loop import run as run_job
 from seqmesh.trainer.models.config import ModelConfig
@@ -33,7 +34,6 @@ from seqmesh.trainer.models.huggingface import huggingface_config, load_huggingf
 from seqmesh.trainer.models.llama import from_json, to_json
 from seqmesh.trainer.models.presets import PRESETS
 from seqmesh.trainer.models.transformer import Transformer
-from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.saving import resume
 from seqmesh.trainer.train import loader_settings
 from tests.kernels.reference import layout_of, positions_of, relative_error
@@ -138,7 +138,7 @@ def test_half_precision_is_kept_and_widened(tmp_path: Path) -> None:
     assert load_file(tmp_path / "model.safetensors")["lm_head.weight"].dtype == torch.bfloat16
     assert AutoModelForCausalLM.from_pretrained(tmp_path).dtype == torch.bfloat16
     wide = loaded(tmp_path, torch.float64)
-    assert torch.equal(wide.embedding.weight, model.embedding.weight.double())
+    assert torch.equal(wide.get_parameter("embedding.weight"), model.get_parameter("embedding.weight").double())
 
 
 def test_views_of_one_buffer_are_written_apart(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_views_of_one_buffer_are_written_apart(tmp_path: Path) -> None:
     tensors = {name: part.view_as(p) for (name, p), part in zip(model.named_parameters(), parts, strict=True)}
     save_huggingface(tmp_path, SMALL, tensors)
     assert (tmp_path / "model.safetensors").stat().st_size < flat.nbytes + 10_000
-    assert torch.equal(loaded(tmp_path).norm.weight, model.norm.weight)
+    assert torch.equal(loaded(tmp_path).get_parameter("norm.weight"), model.get_parameter("norm.weight"))
 
 
 @pytest.fixture
@@ -206,7 +206,8 @@ def test_weights_that_do_not_fit_are_named_and_nothing_is_filled(
     model = Transformer(SMALL, seed=0)
     with pytest.raises(ValueError, match=message):
         load_huggingface(folder, SMALL, dict(model.named_parameters()))
-    assert torch.equal(model.embedding.weight, Transformer(SMALL, seed=0).embedding.weight)
+    fresh = Transformer(SMALL, seed=0).get_parameter("embedding.weight")
+    assert torch.equal(model.get_parameter("embedding.weight"), fresh)
 
 
 def test_files_that_are_missing_damaged_or_elsewhere_are_named(folder: Path) -> None:
@@ -287,7 +288,7 @@ def job_of(folder: Path, **fields: Any) -> Path:
 def run(config: TrainConfig, said: list[object], steps: int) -> dict[str, Tensor]:
     """The weights at the start of a job, which then runs."""
     with Loader(loader_settings(config, 1), mode="inline") as loader:
-        job = make_job(config, Ranks(0, 1, torch.device("cpu")), loader, said.append)
+        job = make_job(config, alone(torch.device("cpu")), loader, said.append)
         job.folder.mkdir(exist_ok=True)
         resume(job)
         weights = {name: parameter.detach().clone() for name, parameter in job.model.named_parameters()}
