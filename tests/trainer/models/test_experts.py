@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -14,11 +14,16 @@ from torch.nn import functional
 
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.tensor_parallel import Peers
+from seqmesh.trainer.models.balance import loads_size, move_biases_, take_loads
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.experts import Experts
-from tests.kernels.reference import layout_of, relative_error
+from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.trainer.recompute import Recompute, set_recompute
+from seqmesh.trainer.replicas.filler import run_filler
+from tests.kernels.reference import layout_of, positions_of, relative_error
 
 CONFIG = ModelConfig(vocab_size=50, width=8, layers=1, heads=2, kv_heads=1, ffn_width=12, experts=4)
+MODEL = replace(CONFIG, layers=2, init_std=0.3)
 ALONE = Peers()
 Activation = Literal["swiglu", "gelu"]
 SIZES = st.tuples(st.integers(2, 6), st.lists(st.integers(1, 6), max_size=3), st.integers(0, 3))
@@ -106,3 +111,77 @@ def test_peers_give_parts_of_the_sum_and_of_gradients(count: int) -> None:
     first, *others = [peer.take_counts() for peer in peers]
     assert torch.equal(first, whole.take_counts())
     assert not torch.stack(others).any()
+
+
+def model_of(recompute: Recompute = "none", **changes: Any) -> Transformer:
+    model = Transformer(replace(MODEL, **changes), seed=0).double()
+    set_recompute(model.blocks, recompute)
+    return model
+
+
+def run(model: Transformer, rows: int = 400) -> None:
+    """Forward and backward of a pack of two documents and padding."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(MODEL.vocab_size, (rows + 5,), generator=generator)
+    lengths = [rows - 7, 7]
+    loss, _ = model(ids, positions_of(lengths, 5), layout_of(lengths), ids)
+    torch.autograd.backward(loss)
+
+
+def test_each_rows_choices_are_counted_once_however_often_a_layer_runs() -> None:
+    plain = model_of()
+    run(plain)
+    loads = take_loads(plain)
+    assert len(loads) == loads_size(MODEL)
+    assert loads.view(MODEL.layers, -1).sum(dim=1).tolist() == [800, 800]  # padding is not counted
+    assert not take_loads(plain).any()
+    for recompute in get_args(Recompute):
+        model = model_of(recompute)
+        run(model)
+        with torch.no_grad():
+            model(torch.arange(5), positions_of([5]), layout_of([5]))
+        run_filler(model, torch.device("cpu"))
+        assert torch.equal(take_loads(model), loads)
+
+
+def test_biases_even_the_loads_out_and_leave_the_shares_alone() -> None:
+    model, spreads = model_of(balance_rate=0.004), []
+    experts = model.blocks[0].mlp
+    assert isinstance(experts, Experts)
+    experts.balance.copy_(torch.tensor([0.1, -0.1, 0.0, 0.0]))
+    for _ in range(30):
+        run(model)
+        loads = take_loads(model)
+        spreads.append(loads.max() / loads.mean())
+        move_biases_(model, loads.tolist())
+    assert spreads[0] > 1.4
+    assert max(spreads[-5:]) < 1.1
+    before = experts.balance.clone()
+    move_biases_(model, [5.0, 5.0, 7.0, 3.0] * 2)
+    assert torch.allclose(experts.balance - before, torch.tensor([0.0, 0.0, -0.004, 0.004], dtype=torch.float64))
+    n = rows_of(1)
+    experts.balance.copy_(torch.tensor([0.0, 9.0, 9.0, 0.0]))  # whatever it decides, weights are of probabilities
+    assert relative_error(called(experts, n, layout_of([1])), slow(experts, n, 1)[0]) <= 1e-12
+
+
+def test_a_part_of_a_model_speaks_for_its_own_layers() -> None:
+    whole, last = model_of(), Transformer(MODEL, seed=0, layers=[range(1, 2)]).double()
+    run(whole)
+    x = torch.randn(9, MODEL.width, dtype=torch.float64)
+    loss, _ = last(x, positions_of([9]), layout_of([9]), torch.arange(9))
+    torch.autograd.backward(loss)
+    loads = take_loads(last).view(2, -1)
+    assert loads.sum(dim=1).tolist() == [0, 18]
+    move_biases_(whole, loads.flatten().tolist())
+    move_biases_(last, loads.flatten().tolist())
+    names = dict(last.named_buffers()).keys()
+    assert "blocks.1.mlp.balance" in names
+    assert {name for name in last.state_dict() if "balance" in name or "counts" in name} == {"blocks.1.mlp.balance"}
+    assert torch.equal(last.blocks[1].mlp.balance, whole.blocks[1].mlp.balance)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("theirs", [Peers(rank=1, count=3), Peers(count=8)])
+def test_experts_that_peers_can_not_divide_are_refused(theirs: Peers) -> None:
+    config = replace(MODEL, heads=24, kv_heads=24, width=48)
+    with pytest.raises(ValueError, match=f"experts is 4: must be a multiple of the tensor peers, {theirs.count}"):
+        Transformer(config, seed=0, peers=theirs)
