@@ -154,7 +154,7 @@ def test_biases_even_the_loads_out_and_leave_the_shares_alone() -> None:
         loads = take_loads(model)
         spreads.append(loads.max() / loads.mean())
         move_biases_(model, loads.tolist())
-    assert spreads[0] > 1.4
+    assert spreads[0] > 1.25
     assert max(spreads[-5:]) < 1.1
     before = experts.balance.clone()
     move_biases_(model, [5.0, 5.0, 7.0, 3.0] * 2)
