@@ -25,7 +25,7 @@ from seqmesh.trainer.checkpoints.config import CheckpointConfig
 from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
 from seqmesh.trainer.checkpoints.save import Saver
 from seqmesh.trainer.parallel import Ranks
-from seqmesh.trainer.part import Part, Saved
+from seqmesh.trainer.part import Part, Saved, whole
 
 ROW = 1_024  # numbers in a row of a tensor
 TENSORS = 36  # parameters, each with two states of the optimizer
@@ -77,9 +77,9 @@ def measure(job: Job, ranks: Ranks) -> Answer:
         LOAD: verify_and_load,
     }
     if job.peers:
-        whole = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
-        candidates[SAVE] = lambda: {SAVE: _seconds(ranks, lambda: torch_save(whole, checkpoint_id=folder / "torch"))}
-        candidates[ASYNC] = partial(_torch_async, whole, folder / "torch", ranks)
+        plain = {name: part.local for name, part in tensors.items() if part.shared}
+        candidates[SAVE] = lambda: {SAVE: _seconds(ranks, lambda: torch_save(plain, checkpoint_id=folder / "torch"))}
+        candidates[ASYNC] = partial(_torch_async, plain, folder / "torch", ranks)
     taken = interleave(candidates, job.repeats)
     return Answer(
         seconds=_slowest(list(taken.values())),
@@ -94,10 +94,10 @@ def make_tensors(job: Job, ranks: Ranks) -> Saved:
     first, end = rows * ranks.rank // ranks.count, rows * (ranks.rank + 1) // ranks.count
     tensors: Saved = {}
     for number in range(TENSORS):
-        tensors[f"model/{number}"] = torch.rand(rows, ROW)
+        tensors[f"model/{number}"] = whole(torch.rand(rows, ROW))
         for slot in ("exp_avg", "exp_avg_sq"):
-            part = Part(local=torch.rand(end - first, ROW), shape=torch.Size([rows, ROW]), start=first)
-            tensors[f"optimizer/{number}/{slot}"] = part if job.spread else torch.rand(rows, ROW)
+            part = Part(local=torch.rand(end - first, ROW), shape=torch.Size([rows, ROW]), offsets=(first, 0))
+            tensors[f"optimizer/{number}/{slot}"] = part if job.spread else whole(torch.rand(rows, ROW))
     return tensors
 
 

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from seqmesh.trainer.checkpoints.keep import checkpoints, clear_leftovers
 from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
-from seqmesh.trainer.part import Saved
-from tests.checkpoints import ALONE, saver_of
+from seqmesh.trainer.part import Saved, whole
+from tests.checkpoints import ALONE, same, saver_of
 from tests.ranks import start_process
 
 KILLS = 10
@@ -24,8 +23,8 @@ SLOWLY = 0.01  # seconds that each sync takes more
 SHAPES = {"model/w": (64, 64), "optimizer/w/exp_avg": (64, 64), "optimizer/step": ()}
 
 
-def tensors_of(step: int) -> dict[str, Tensor]:
-    return {name: torch.full(shape, float(step)) for name, shape in SHAPES.items()}
+def tensors_of(step: int) -> Saved:
+    return {name: whole(torch.full(shape, float(step))) for name, shape in SHAPES.items()}
 
 
 def train(pipe: Connection, folder: Path) -> None:
@@ -39,15 +38,14 @@ def train(pipe: Connection, folder: Path) -> None:
     os.fsync = slow_sync
     clear_leftovers(folder, print)
     newest = newest_checkpoint(folder, ALONE, print)
-    tensors: Saved = dict(tensors_of(0))
+    tensors = tensors_of(0)
     step = load(newest, tensors, ALONE).state["step"] if newest else 0
     saver = saver_of(folder, tensors, keep=1, background=True, say=pipe.send)
     pipe.send("ready")
     while True:
         step += 1
-        for value in tensors.values():
-            assert isinstance(value, Tensor)
-            value.add_(1)
+        for part in tensors.values():
+            part.local.add_(1)
         saver.save(step, tensors, {"loader": {"step": step}})
 
 
@@ -92,11 +90,11 @@ def test_a_kill_at_any_moment_leaves_the_newest_complete_checkpoint(tmp_path: Pa
         if newest is None:
             assert said == 0
             continue
-        tensors: Saved = dict(tensors_of(0))
+        tensors = tensors_of(0)
         state: dict[str, Any] = load(newest, tensors, ALONE).state
         step = state["step"]
         assert step == state["loader"]["step"]
-        assert all(torch.equal(value, tensors[name]) for name, value in tensors_of(step).items())  # type: ignore[arg-type]  # plain ones
+        assert same(tensors, tensors_of(step))
         assert said <= step <= said + 1  # complete, though perhaps killed before it could say so
         said = step
     assert said > 5

@@ -16,8 +16,9 @@ from seqmesh.tools import export, verify
 from seqmesh.trainer.checkpoints.manifest import CheckpointError, DamageError
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.huggingface import huggingface_config, load_huggingface
+from seqmesh.trainer.models.places import parts_of
 from seqmesh.trainer.models.transformer import Transformer
-from seqmesh.trainer.part import Saved
+from seqmesh.trainer.part import Saved, whole
 from tests.checkpoints import saver_of
 
 MODEL = ModelConfig(vocab_size=11, width=8, layers=1, heads=2, kv_heads=1, block="serial")
@@ -30,8 +31,8 @@ def parameters(step: int) -> dict[str, Tensor]:
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     for step in (1, 2):
-        tensors: Saved = {f"model/{name}": tensor for name, tensor in parameters(step).items()}
-        tensors["optimizer/step"] = torch.tensor(float(step))
+        tensors: Saved = {f"model/{name}": whole(tensor) for name, tensor in parameters(step).items()}
+        tensors["optimizer/step"] = whole(torch.tensor(float(step)))
         saver_of(tmp_path / "run", tensors).save(step, tensors, {"model": asdict(MODEL)})
     return tmp_path / "run"
 
@@ -63,7 +64,7 @@ def test_a_model_for_transformers_has_the_same_weights(run_folder: Path, tmp_pat
     export.run(checkpoint=run_folder / "step-00000001", out=tmp_path / "out", format="huggingface", dtype=None)
     config = huggingface_config(tmp_path / "out")
     model = Transformer(config, seed=9)
-    load_huggingface(tmp_path / "out", config, dict(model.named_parameters()))
+    load_huggingface(tmp_path / "out", config, parts_of(model))
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in parameters(1).items())
 
 

@@ -23,7 +23,7 @@ from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig, learning_rate, make_optimizer
 from seqmesh.trainer.parallel import Ranks
-from seqmesh.trainer.part import Part, Saved
+from seqmesh.trainer.part import Saved
 from seqmesh.trainer.replicas import Replica, Sharding, make_replica
 from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
 from tests.support import documents_of
@@ -133,28 +133,22 @@ def digest(model: nn.Module) -> str:
 
 def whole(saved: Saved, prefix: str = "", suffix: str = "") -> dict[str, Tensor]:
     """Whole tensors of the names with this beginning and end, on every rank; all ranks must call it."""
-    chosen = {name: value for name, value in saved.items() if name.startswith(prefix) and name.endswith(suffix)}
-    parts = {name: value for name, value in chosen.items() if isinstance(value, Part)}
-    plain = {name: _whole(value) for name, value in chosen.items() if not isinstance(value, Part)}
-    return plain | (_join(parts) if parts else {})
+    chosen = {name: part for name, part in saved.items() if name.startswith(prefix) and name.endswith(suffix)}
+    return _join(chosen) if dist.is_initialized() else {name: part.local.clone() for name, part in chosen.items()}
 
 
-def _whole(value: Tensor | DTensor) -> Tensor:
-    return value.full_tensor().clone() if isinstance(value, DTensor) else value.clone()
-
-
-def _join(parts: dict[str, Part]) -> dict[str, Tensor]:
-    """All of them in one reduction, in which a second number counts who holds each element."""
+def _join(parts: Saved) -> dict[str, Tensor]:
+    """All of them in one reduction, in which a second number counts who holds each element; what all hold counts for
+    the first rank."""
     both = {name: torch.zeros(2, *part.shape, dtype=part.local.dtype) for name, part in parts.items()}
     for name, part in parts.items():
-        rows = slice(part.start, part.start + len(part.local))
-        values, holders = both[name].view(2, part.shape[0] if part.shape else 1, -1)
-        values[rows], holders[rows] = part.local.reshape(len(part.local), values.shape[1]), 1
+        if not part.shared or dist.get_rank() == 0:
+            both[name][:, *part.place] = torch.stack([part.local, torch.ones_like(part.local)])
     end_to_end = torch.cat([each.flatten() for each in both.values()])
     dist.all_reduce(end_to_end)
     joined = torch.split(end_to_end, [each.numel() for each in both.values()])
     tensors = {name: each.view(2, *parts[name].shape) for name, each in zip(both, joined, strict=True)}
-    assert all(each[1].eq(1).all() for each in tensors.values()), "a row is on no rank or on two"
+    assert all(each[1].eq(1).all() for each in tensors.values()), "an element is on no rank or on two"
     return {name: each[0] for name, each in tensors.items()}
 
 

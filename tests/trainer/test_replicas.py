@@ -20,7 +20,7 @@ from seqmesh.loader.embedded import Loader
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.trainer.optim import OptimConfig
 from seqmesh.trainer.parallel import Ranks
-from seqmesh.trainer.part import Part, Saved
+from seqmesh.trainer.part import Saved
 from seqmesh.trainer.replicas import Replica, Sharding, make_replica
 from seqmesh.trainer.replicas.flat import ALIGN, cuts, lay_out
 from seqmesh.trainer.replicas.optimizer import OptimizerSharded
@@ -76,7 +76,7 @@ def test_the_state_is_divided_and_a_shard_is_at_most_two_parameters() -> None:
         optimizer = replica.make_optimizer(OPTIM)
         assert sum(len(group["params"]) for group in optimizer.param_groups) == 2
         saved = replica.tensors(optimizer)
-        parts = {name: part for name, part in saved.items() if isinstance(part, Part)}
+        parts = {name: part for name, part in saved.items() if not part.shared}
         assert saved.keys() - parts.keys() == {"optimizer/step"}
         elements.append(sum(part.local.numel() for name, part in parts.items() if name.endswith("exp_avg_sq")))
     total = sum(p.numel() for p in new_model().parameters())
@@ -147,16 +147,9 @@ def train_on(ranks: Ranks, settings: LoaderSettings) -> list[tuple[str, bool, fl
 
 @torch.no_grad()
 def fill(saved: Saved, tensors: dict[str, Tensor]) -> None:
-    """As a checkpoint is loaded: in place, every rank its own rows."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    for name, target in saved.items():
-        if isinstance(target, Part):
-            target.local.copy_(tensors[name][target.start : target.start + len(target.local)])
-        elif isinstance(target, DTensor):
-            target.copy_(distribute_tensor(tensors[name], target.device_mesh, target.placements))
-        else:
-            target.copy_(tensors[name])
+    """As a checkpoint is loaded: in place, every rank its own part."""
+    for name, part in saved.items():
+        part.local.copy_(tensors[name][part.place])
 
 
 def refuse_to_learn(ranks: Ranks, settings: LoaderSettings) -> list[tuple[bool, bool, bool]]:

@@ -1,8 +1,8 @@
-"""Where every tensor of a checkpoint lies: one safetensors file a rank.
+"""Where every tensor of a checkpoint lies: one safetensors file a process.
 
-torch.distributed.checkpoint's planner decides which rank writes what: a whole tensor, which all ranks have, is written
-by one of them, so that each writes about as much. All of it is fixed by names, shapes and parts, which do not change
-while a job runs: it is computed once, and a save exchanges nothing.
+What all replicas have is written by one of them, so that each writes about as much; everything else by who holds it.
+All of it is fixed by names, shapes and parts, which do not change while a job runs: it is computed once, and a save
+exchanges nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData
 
 from seqmesh.trainer.checkpoints.index import DTYPE_NAMES, Entry, RankFile, index_bytes
-from seqmesh.trainer.checkpoints.parts import planned
+from seqmesh.trainer.checkpoints.parts import planned, share_out
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved
 
@@ -27,17 +27,17 @@ ALIGNED = 64  # bytes that the first tensor of a file is aligned to
 
 
 def lay_out(tensors: Saved, ranks: Ranks) -> tuple[RankFile, bytes]:
-    """This rank's file, and on the first rank the index. Every rank calls it; names and shapes are the same on all.
+    """This rank's file, and on the first rank the index. Every rank calls it.
 
     Raises ValueError on every rank where parts overlap or do not make the whole tensor, or for a type that can not be
     written.
     """
-    local = create_default_local_save_plan(planned(tensors), ranks.is_first)
+    local = create_default_local_save_plan(planned(_written(tensors, ranks)), ranks.is_first)
     locals_ = _to_first(local, ranks)
     answers: list[Any] | None = None
     if locals_ is not None:
         try:
-            files = [_rank_file(rank, plan) for rank, plan in enumerate(_without_copies(locals_))]
+            files = [_rank_file(rank, plan) for rank, plan in enumerate(_checked(locals_))]
             answers = list(files)
         except ValueError as error:
             answers = [str(error)] * ranks.count
@@ -45,6 +45,14 @@ def lay_out(tensors: Saved, ranks: Ranks) -> tuple[RankFile, bytes]:
     if isinstance(own, str):
         raise ValueError(own)
     return own, index_bytes(answers) if answers else b""
+
+
+def _written(tensors: Saved, data: Ranks) -> Saved:
+    """What this process writes."""
+    writers = share_out(tensors, data.count)
+    return {
+        name: part for name, part in tensors.items() if not part.spare and writers.get(name, data.rank) == data.rank
+    }
 
 
 def _to_first(plan: SavePlan, ranks: Ranks) -> list[SavePlan] | None:
@@ -65,8 +73,8 @@ def _from_first(answers: list[Any] | None, ranks: Ranks) -> Any:
     return box[0]
 
 
-def _without_copies(plans: list[SavePlan]) -> list[SavePlan]:
-    """What each rank writes, each chunk once. Raises ValueError unless they make the whole of every tensor."""
+def _checked(plans: list[SavePlan]) -> list[SavePlan]:
+    """What each rank writes. Raises ValueError unless they make the whole of every tensor, once."""
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     done, metadata = planner.create_global_plan(plans)
     for name, entry in metadata.state_dict_metadata.items():

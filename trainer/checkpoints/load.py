@@ -1,8 +1,7 @@
 """Loading: the newest checkpoint that verifies, into any number of ranks and any spread of tensors over them.
 
 Ranks share the work: each verifies some of the files, and none reads a tensor before all have agreed that the
-checkpoint is whole. Of a tensor that lies on several ranks each reads its own rows. A whole one is read by one rank and
-sent to the others.
+checkpoint is whole. Each reads what it holds of a tensor; what all replicas have is read by one and sent to the others.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.tensor import DTensor
 
 from seqmesh.trainer.checkpoints.index import Chunks, read_index
 from seqmesh.trainer.checkpoints.keep import checkpoint_path, checkpoints, step_of
 from seqmesh.trainer.checkpoints.manifest import STATE, CheckpointError, DamageError, problems
-from seqmesh.trainer.checkpoints.parts import dtype_of, local_of
+from seqmesh.trainer.checkpoints.parts import share_out
 from seqmesh.trainer.checkpoints.read import read_into
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved
@@ -70,8 +67,8 @@ def load(path: Path, tensors: Saved, ranks: Ranks) -> Loaded:
     tensors. Raises CheckpointError where they are not those of the checkpoint."""
     index = read_index(path)
     _check_fit(path, index, tensors)
-    readers = _readers(tensors, ranks.count)
-    own = {name: value for name, value in tensors.items() if readers.get(name, ranks.rank) == ranks.rank}
+    readers = share_out(tensors, ranks.count)
+    own = {name: part for name, part in tensors.items() if readers.get(name, ranks.rank) == ranks.rank}
     count, failed = 0, ""
     try:
         state = json.loads((path / STATE).read_bytes())
@@ -81,31 +78,18 @@ def load(path: Path, tensors: Saved, ranks: Ranks) -> Loaded:
     if failed := next(filter(None, ranks.texts(failed)), ""):  # or the others would wait for what is not sent
         raise DamageError(failed)
     for name, reader in readers.items():
-        ranks.share_(local_of(tensors[name]), reader)
+        ranks.share_(tensors[name].local, reader)
     return Loaded(path=path, state=state, bytes_read=count)
-
-
-def _readers(tensors: Saved, ranks: int) -> dict[str, int]:
-    """For each whole tensor the rank that reads it, so that each reads about as much. The same on all ranks."""
-    whole = {
-        name: value for name, value in tensors.items() if isinstance(value, Tensor) and not isinstance(value, DTensor)
-    }
-    loads = [0] * ranks
-    readers: dict[str, int] = {}
-    for name in sorted(whole, key=lambda name: (-whole[name].nbytes, name)):
-        readers[name] = loads.index(min(loads))
-        loads[readers[name]] += whole[name].nbytes
-    return readers
 
 
 def _check_fit(path: Path, index: Chunks, tensors: Saved) -> None:
     held = index.metadata.state_dict_metadata
     if names := sorted(held.keys() ^ tensors.keys()):
         raise CheckpointError(f"{path}: does not fit this model: {_some(names)} in one and not in the other")
-    for name, value in tensors.items():
+    for name, part in tensors.items():
         entry = held[name]
         assert isinstance(entry, TensorStorageMetadata)
-        there, here = (entry.properties.dtype, entry.size), (dtype_of(value), value.shape)
+        there, here = (entry.properties.dtype, entry.size), (part.local.dtype, part.shape)
         if there != here:
             words = " and ".join(
                 f"{dtype} {list(shape)} {where}" for (dtype, shape), where in ((there, "there"), (here, "here"))

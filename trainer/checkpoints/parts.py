@@ -1,19 +1,19 @@
-"""How torch.distributed.checkpoint sees the tensors of a checkpoint: it plans who writes and who reads what."""
+"""How torch.distributed.checkpoint sees the tensors of a checkpoint: it plans who reads what, and checks who writes."""
 
 from __future__ import annotations
 
+from heapq import heapreplace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.tensor import DTensor
 
 from seqmesh.trainer.part import Part, Saved
 
 
-class Rows:
+class Box:
     """A `Part` as `torch.distributed._checkpointable._Checkpointable`."""
 
     def __init__(self, part: Part) -> None:
@@ -35,12 +35,11 @@ class Rows:
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """One chunk, none for a rank without rows."""
+        """One chunk, none where the part holds nothing."""
         part = self.part
         if part.local.numel() == 0:
             return []
-        start = (part.start, *(0 for _ in part.shape[1:])) if part.shape else ()
-        return [ChunkStorageMetadata(offsets=torch.Size(start), sizes=part.local.shape)]
+        return [ChunkStorageMetadata(offsets=torch.Size(part.offsets), sizes=part.local.shape)]
 
     def __get_tensor_shard__(self, _index: MetadataIndex) -> Tensor:
         return self.part.local
@@ -48,15 +47,16 @@ class Rows:
 
 def planned(tensors: Saved) -> dict[str, Any]:
     """The tensors as the planner takes them."""
-    return {name: Rows(value) if isinstance(value, Part) else value for name, value in tensors.items()}
+    return {name: Box(part) for name, part in tensors.items()}
 
 
-def local_of(value: Tensor | DTensor | Part) -> Tensor:
-    """The storage of what this rank has."""
-    if isinstance(value, Part):
-        return value.local.detach()
-    return value.to_local().detach() if isinstance(value, DTensor) else value.detach()
-
-
-def dtype_of(value: Tensor | DTensor | Part) -> torch.dtype:
-    return value.local.dtype if isinstance(value, Part) else value.dtype
+def share_out(tensors: Saved, replicas: int) -> dict[str, int]:
+    """For each shared tensor the replica that reads or writes it for all, so that each has about as many bytes. The
+    same on all replicas, without a word between them."""
+    shared = {name: part.local.nbytes for name, part in tensors.items() if part.shared}
+    loads = [(0, replica) for replica in range(replicas)]
+    chosen: dict[str, int] = {}
+    for name in sorted(shared, key=lambda name: (-shared[name], name)):
+        load, chosen[name] = loads[0]
+        heapreplace(loads, (load + shared[name], chosen[name]))
+    return chosen

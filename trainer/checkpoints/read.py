@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from seqmesh.trainer.checkpoints.index import Chunks, read_index
 from seqmesh.trainer.checkpoints.manifest import DamageError, verify
-from seqmesh.trainer.checkpoints.parts import local_of, planned
-from seqmesh.trainer.part import Saved
+from seqmesh.trainer.checkpoints.parts import planned
+from seqmesh.trainer.part import Saved, whole
 
 MODEL = "model/"
 
@@ -25,12 +25,12 @@ def read_model(path: Path) -> dict[str, Tensor]:
     verify(path)
     index = read_index(path)
     tensors: Saved = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        name: whole(torch.empty(entry.size, dtype=entry.properties.dtype))
         for name, entry in index.metadata.state_dict_metadata.items()
         if name.startswith(MODEL) and isinstance(entry, TensorStorageMetadata)
     }
     read_into(path, index, tensors)
-    return {name.removeprefix(MODEL): local_of(tensor) for name, tensor in tensors.items()}
+    return {name.removeprefix(MODEL): part.local for name, part in tensors.items()}
 
 
 @torch.no_grad()
@@ -53,7 +53,7 @@ def read_into(path: Path, index: Chunks, tensors: Saved) -> int:
 
 def _read(descriptor: int, path: Path, item: ReadItem, index: Chunks, tensors: Saved) -> int:
     """One region of a chunk: its rows are read whole, and cut to the region's columns."""
-    target = local_of(tensors[item.dest_index.fqn])
+    target = tensors[item.dest_index.fqn].local
     for dim, (begin, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
         target = target.narrow(dim, begin, length)
     sizes = _chunk(index, item).sizes

@@ -32,7 +32,6 @@ from seqmesh.trainer.checkpoints.index import Entry, RankFile
 from seqmesh.trainer.checkpoints.keep import checkpoint_path, temporary_path
 from seqmesh.trainer.checkpoints.layout import lay_out
 from seqmesh.trainer.checkpoints.manifest import STATE, TENSORS, VERSION, CheckpointError, FileEntry
-from seqmesh.trainer.checkpoints.parts import local_of
 from seqmesh.trainer.parallel import RankError, Ranks, open_store
 from seqmesh.trainer.part import Saved
 
@@ -156,7 +155,7 @@ class Saver:
 def stage(file: RankFile, tensors: Saved, buffer: Tensor) -> None:
     """Copy this rank's part of the tensors, as they are now, into `buffer` [file.size] uint8."""
     for entry in file.entries:
-        local = local_of(tensors[entry.name])
+        local = tensors[entry.name].local
         if local.shape != entry.sizes or local.dtype != entry.dtype:
             raise ValueError(
                 f"{entry.name} is {local.dtype} {list(local.shape)} on this rank: it was {entry.dtype} "

@@ -1,7 +1,7 @@
 """Llama-style weights in Hugging Face's folders: config.json and safetensors, in one file or in several with an index.
 
     config = huggingface_config(folder)
-    load_huggingface(folder, config, dict(model.named_parameters()))
+    load_huggingface(folder, config, parts_of(model))
     save_huggingface(folder, config, tensors)
 
 One tensor at a time, so no more memory than the model has; a rank reads only the part of a tensor that it holds. Files
@@ -20,12 +20,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from seqmesh.loader.files import atomic_write, sync_file, sync_folder
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.llama import check_agreement, from_json, their_name, to_json
-from seqmesh.trainer.models.places import place_of
 from seqmesh.trainer.models.transformer import parameter_shapes
 from seqmesh.trainer.part import Part
 
@@ -46,23 +44,23 @@ def huggingface_config(folder: Path) -> ModelConfig:
 
 
 @torch.no_grad()
-def load_huggingface(folder: Path, config: ModelConfig, tensors: Mapping[str, Tensor | DTensor | Part]) -> None:
+def load_huggingface(folder: Path, config: ModelConfig, parts: Mapping[str, Part]) -> None:
     """Fill a model's parameters, by our names, from the weights in a folder: in place, whatever their dtype and device,
-    of a sharded one this rank's part. config: of the model.
+    what this process holds of each. config: of the model.
 
     Raises FileNotFoundError, or ValueError naming file and tensor, before anything is filled: where the model and that
     of config.json are not alike, a tensor is missing, or there for nothing, or of another shape, or a file is no
     safetensors.
     """
     check_agreement(config, huggingface_config(folder), str(folder / CONFIG))
-    wanted = {their_name(name): tensor for name, tensor in tensors.items()}
+    wanted = {their_name(name): part for name, part in parts.items()}
     files = _check(folder, wanted, config)
     for path, names in files.items():
         with _opened(path) as file:
             for name in names:
-                local, place = place_of(wanted[name])
-                if local.numel():
-                    local.copy_(file.get_slice(name)[place])
+                part = wanted[name]
+                if part.local.numel():
+                    part.local.copy_(file.get_slice(name)[part.place])
 
 
 def save_huggingface(
@@ -95,7 +93,7 @@ def save_huggingface(
     atomic_write(folder / CONFIG, _json(data))
 
 
-def _check(folder: Path, wanted: Mapping[str, Tensor | DTensor | Part], config: ModelConfig) -> dict[Path, list[str]]:
+def _check(folder: Path, wanted: Mapping[str, Part], config: ModelConfig) -> dict[Path, list[str]]:
     """Which wanted tensors are in which file. Raises ValueError unless the files hold all of them and nothing more."""
     files: dict[Path, list[str]] = {}
     found: set[str] = set()

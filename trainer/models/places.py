@@ -1,25 +1,22 @@
-"""Where a tensor lies: which part of the whole this rank holds, so that whole values can be copied into it."""
+"""Where a tensor lies: which part of the whole this process holds, so that whole values can be copied into it."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from seqmesh.trainer.part import Part
-
-Place = tuple[slice, ...]
+from seqmesh.trainer.part import Part, whole
 
 
-def place_of(tensor: Tensor | DTensor | Part) -> tuple[Tensor, Place]:
-    """This rank's storage of a tensor, and the part of the whole that belongs there: `local.copy_(whole[place])`.
-
-    A plain tensor is whole. No rank waits for another.
-    """
-    if isinstance(tensor, Part):
-        return tensor.local, (slice(tensor.start, tensor.start + len(tensor.local)),)
+def part_of(tensor: Tensor | DTensor) -> Part:
+    """This process's part of a tensor. A plain one is whole. Nobody waits for another."""
     if not isinstance(tensor, DTensor):
-        return tensor, (slice(None),)
-    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    place = tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
-    return tensor.to_local(), place
+        return whole(tensor)
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Part(local=tensor.to_local(), shape=tensor.shape, offsets=tuple(offsets))
+
+
+def parts_of(model: nn.Module) -> dict[str, Part]:
+    """This process's part of every parameter, by name."""
+    return {name: part_of(parameter.detach()) for name, parameter in model.named_parameters()}

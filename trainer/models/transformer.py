@@ -25,7 +25,7 @@ from seqmesh.trainer.models.blocks import ParallelBlock, SerialBlock, make_block
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.division import STACK, Box, box_of, check_divisible, first_of, share_of
 from seqmesh.trainer.models.linear import make_linear, unset
-from seqmesh.trainer.models.places import place_of
+from seqmesh.trainer.models.places import part_of
 
 Block = ParallelBlock | SerialBlock
 
@@ -184,13 +184,14 @@ def init_weights(model: Transformer, seed: int) -> None:
     for buffer in model.buffers():
         buffer.zero_()
     for name, weight in model.named_parameters():
-        local, place = place_of(weight)
+        part = part_of(weight)
         if weight.ndim == 1:
-            local.fill_(0.0 if name.endswith("bias") else 1.0)
+            part.local.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
         to_residual = name.endswith(("attention.output.weight", "down.weight"))
         scaled = std / math.sqrt(2 * model.config.layers) if to_residual else std
-        local.copy_(_drawn(boxes[name], weight.shape, f"{seed}/{name}")[place] * scaled)
+        drawn = _drawn(boxes[name], weight.shape, f"{seed}/{name}")
+        part.local.copy_(drawn[part.place] * scaled)
 
 
 def _drawn(box: Box, size: torch.Size, name: str) -> Tensor:

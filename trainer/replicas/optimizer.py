@@ -16,7 +16,7 @@ from seqmesh.trainer.optim.config import OptimConfig
 from seqmesh.trainer.optim.make import make_optimizer_over
 from seqmesh.trainer.optim.trained import Trained, state_of
 from seqmesh.trainer.parallel import Ranks
-from seqmesh.trainer.part import Part, Saved
+from seqmesh.trainer.part import Part, Saved, whole
 from seqmesh.trainer.replicas.flat import cuts, lay_out
 from seqmesh.trainer.replicas.saved import MOMENTS, spread_step, step_of
 from seqmesh.trainer.replicas.totals import Totals
@@ -109,8 +109,9 @@ class OptimizerSharded:
             held |= {f"optimizer/{slot.name}/{moment}": state[moment] for moment in MOMENTS}
             for name, buffer in held.items():
                 local = buffer[begin : begin + rows * slot.row] if rows else buffer[:0]
-                saved[name] = Part(local=local.view(rows, *slot.shape[1:]), shape=slot.shape, start=start)
-        return saved | {"optimizer/step": step_of(optimizer)}
+                offsets = (start, *(0 for _ in slot.shape[1:]))
+                saved[name] = Part(local=local.view(rows, *slot.shape[1:]), shape=slot.shape, offsets=offsets)
+        return saved | {"optimizer/step": whole(step_of(optimizer))}
 
     def loaded(self, optimizer: torch.optim.Optimizer) -> None:
         spread_step(optimizer)

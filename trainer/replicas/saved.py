@@ -7,19 +7,20 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from seqmesh.trainer.models.places import part_of
 from seqmesh.trainer.optim.trained import state_of
-from seqmesh.trainer.part import Saved
+from seqmesh.trainer.part import Saved, whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def whole_tensors(named: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> Saved:
     """Parameters that the optimizer updates one by one, plain or DTensor, and its state."""
-    saved: Saved = {f"model/{name}": parameter.detach() for name, parameter in named.items()}
+    saved: Saved = {f"model/{name}": part_of(parameter.detach()) for name, parameter in named.items()}
     for name, parameter in named.items():
         state = state_of(optimizer, parameter)
-        saved |= {f"optimizer/{name}/{moment}": state[moment] for moment in MOMENTS}
-    return saved | {"optimizer/step": step_of(optimizer)}
+        saved |= {f"optimizer/{name}/{moment}": part_of(state[moment]) for moment in MOMENTS}
+    return saved | {"optimizer/step": whole(step_of(optimizer))}
 
 
 def step_of(optimizer: torch.optim.Optimizer) -> Tensor:

@@ -13,8 +13,7 @@ import pytest
 from seqmesh.trainer.checkpoints.keep import checkpoints, clear_leftovers
 from seqmesh.trainer.checkpoints.load import newest_checkpoint
 from seqmesh.trainer.checkpoints.manifest import CheckpointError
-from seqmesh.trainer.part import Saved
-from tests.checkpoints import ALONE, is_step, save_alone, saver_of, whole_tensors
+from tests.checkpoints import ALONE, is_step, plain_tensors, save_alone, saver_of
 
 OPERATIONS = ("open", "write", "fsync", "close", "mkdir", "rename", "unlink", "rmdir")
 
@@ -49,7 +48,7 @@ def _dying(
 
 
 def save(folder: Path, step: int) -> None:
-    tensors: Saved = dict(whole_tensors(step))
+    tensors = plain_tensors(step)
     with saver_of(folder, tensors, keep=1, background=True) as saver:
         saver.save(step, tensors, {"mark": step})
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
 from seqmesh.trainer.checkpoints.manifest import (
@@ -18,7 +17,8 @@ from seqmesh.trainer.checkpoints.manifest import (
     strangers,
     verify,
 )
-from tests.checkpoints import ALONE, is_step, save_alone, whole_tensors
+from seqmesh.trainer.part import Saved, whole
+from tests.checkpoints import ALONE, is_step, plain_tensors, save_alone
 
 FILES = ("rank-00000.safetensors", STATE, TENSORS, MANIFEST)
 SAMPLES = 150  # bytes of each file that are changed
@@ -104,19 +104,17 @@ def test_another_version_is_refused_not_passed_over(tmp_path: Path) -> None:
     [
         (lambda tensors: tensors.pop("model/norm"), "model/norm in one and not in the other"),
         (
-            lambda tensors: tensors.update({"model/norm": tensors["model/norm"][:3]}),
+            lambda tensors: tensors.update({"model/norm": whole(tensors["model/norm"].local[:3])}),
             r"model/norm is .* \[6\] there and",
         ),
-        (lambda tensors: tensors.update({"model/norm": tensors["model/norm"].float()}), "float32 .* here"),
+        (lambda tensors: tensors.update({"model/norm": whole(tensors["model/norm"].local.float())}), "float32 .* here"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(
-    two: list[Path], change: Callable[[dict[str, torch.Tensor]], object], words: str
-) -> None:
-    tensors = dict(whole_tensors(0))
+def test_tensors_that_do_not_fit_are_named(two: list[Path], change: Callable[[Saved], object], words: str) -> None:
+    tensors = plain_tensors(0)
     change(tensors)
     with pytest.raises(CheckpointError, match=f"does not fit this model: .*{words}"):
-        load(two[1], dict(tensors), ALONE)
+        load(two[1], tensors, ALONE)
 
 
 def test_an_index_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
@@ -124,4 +122,4 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> Non
     text = (path / TENSORS).read_text()
     (path / TENSORS).write_text(text.replace('"rank-', '"../rank-'))
     with pytest.raises(DamageError, match="is not a name of a file"):
-        load(path, dict(whole_tensors(0)), ALONE)
+        load(path, plain_tensors(0), ALONE)

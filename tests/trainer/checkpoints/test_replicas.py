@@ -1,20 +1,19 @@
 """A checkpoint of a model that is spread in one way is loaded by every other, on any number of ranks."""
 
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from seqmesh.packer.plan import Mode
 from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
-from seqmesh.trainer.checkpoints.parts import local_of
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig
 from seqmesh.trainer.parallel import Ranks
-from seqmesh.trainer.part import Part, Saved
+from seqmesh.trainer.part import Saved
 from seqmesh.trainer.replicas import Replica, Sharding, make_replica
 from tests.checkpoints import ALONE, same, saver_of, zeros
 from tests.ranks import run_ranks
@@ -30,13 +29,7 @@ def content(name: str, shape: torch.Size) -> Tensor:
 
 def expected(tensors: Saved) -> Saved:
     """The same, with their content."""
-    return {name: _expected(content(name, value.shape), value) for name, value in tensors.items()}
-
-
-def _expected(whole: Tensor, like: Tensor | DTensor | Part) -> Tensor | DTensor | Part:
-    if isinstance(like, Part):
-        return Part(local=whole[like.start : like.start + len(like.local)], shape=like.shape, start=like.start)
-    return distribute_tensor(whole, like.device_mesh, like.placements) if isinstance(like, DTensor) else whole
+    return {name: replace(part, local=content(name, part.shape)[part.place].clone()) for name, part in tensors.items()}
 
 
 def made(ranks: Ranks, mode: Mode, sharding: Sharding) -> tuple[Transformer, Replica, torch.optim.Optimizer]:
@@ -65,7 +58,7 @@ def load_then_save(ranks: Ranks, folder: Path) -> int:
         _, replica, optimizer = made(ranks, mode, sharding)
         tensors = replica.tensors(optimizer)
         for name, value in expected(tensors).items():
-            local_of(tensors[name]).copy_(local_of(value))
+            tensors[name].local.copy_(value.local)
         with saver_of(folder / f"{ranks.count}-{mode}-{sharding}", tensors, ranks) as saver:
             saver.save(1, tensors, {})
     return loads

@@ -16,10 +16,20 @@ from seqmesh.trainer.checkpoints.config import CheckpointConfig
 from seqmesh.trainer.checkpoints.keep import checkpoints, clear_leftovers
 from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
 from seqmesh.trainer.checkpoints.manifest import CheckpointError
-from seqmesh.trainer.checkpoints.parts import local_of
 from seqmesh.trainer.parallel import RankError, Ranks
-from seqmesh.trainer.part import Part, Saved
-from tests.checkpoints import ALONE, STATE, is_step, same, save_alone, saver_of, spread, whole_tensors, zeros
+from seqmesh.trainer.part import Part, whole
+from tests.checkpoints import (
+    ALONE,
+    STATE,
+    is_step,
+    plain_tensors,
+    same,
+    save_alone,
+    saver_of,
+    spread,
+    whole_tensors,
+    zeros,
+)
 from tests.ranks import run_ranks
 
 
@@ -33,10 +43,9 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def test_a_step_right_after_the_save_does_not_tear_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole tensors, rows and views; everything changes in place, the state too, before a byte is written."""
     written = hold(monkeypatch)
-    tensors: Saved = dict(whole_tensors(7))
-    embedding = tensors["model/embedding"]
-    assert isinstance(embedding, torch.Tensor)
-    tensors["model/embedding"] = embedding.t().contiguous().t()  # not as it lies in memory
+    tensors = plain_tensors(7)
+    embedding = tensors["model/embedding"].local
+    tensors["model/embedding"] = whole(embedding.t().contiguous().t())  # not as it lies in memory
     state: dict[str, Any] = {"mark": 7, "loader": {"position": 3}}
     with saver_of(tmp_path, tensors, background=True) as saver:
         saver.save(7, tensors, state)
@@ -48,19 +57,19 @@ def test_a_step_right_after_the_save_does_not_tear_it(tmp_path: Path, monkeypatc
     assert is_step(path, 7)
     found = load(path, tensors, ALONE)
     assert found.state == {"version": 2, "step": 7, "mark": 7, "loader": {"position": 3}}
-    assert same(tensors, dict(whole_tensors(7)))
+    assert same(tensors, plain_tensors(7))
 
 
 def test_a_save_waits_for_the_one_before_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written, said = hold(monkeypatch), list[str]()
-    tensors: Saved = dict(whole_tensors(1))
+    tensors = plain_tensors(1)
     with saver_of(tmp_path, tensors, background=True, say=said.append) as saver:
         saver.save(1, tensors, {"mark": 1})
         saver.check()
         assert said == []
         threading.Timer(0.2, written.set).start()
         for name, value in whole_tensors(2).items():
-            local_of(tensors[name]).copy_(value)
+            tensors[name].local.copy_(value)
         saver.save(2, tensors, {"mark": 2})
     assert [word.split(" waited ")[0] for word in said] == [
         f"saved {tmp_path}/step-00000001",
@@ -199,14 +208,14 @@ def test_a_part_that_lies_elsewhere_is_missed(tmp_path: Path) -> None:
 
 
 def test_parts_that_do_not_make_the_whole_are_refused(tmp_path: Path) -> None:
-    tensors = {"model/w": Part(local=torch.zeros(3, 2), shape=torch.Size([4, 2]), start=1)}
+    tensors = {"model/w": Part(local=torch.zeros(3, 2), shape=torch.Size([4, 2]), offsets=(1, 0))}
     with pytest.raises(ValueError, match="model/w: the ranks have 6 of its 8 elements"):
         saver_of(tmp_path, dict(tensors))
     with pytest.raises(ValueError, match=r"model/w is torch.complex64: must be one of"):
-        saver_of(tmp_path, {"model/w": torch.zeros(2, dtype=torch.complex64)})
-    saver = saver_of(tmp_path, {"model/w": torch.zeros(2)})
+        saver_of(tmp_path, {"model/w": whole(torch.zeros(2, dtype=torch.complex64))})
+    saver = saver_of(tmp_path, {"model/w": whole(torch.zeros(2))})
     with pytest.raises(ValueError, match=r"model/w is torch.float32 \[3\] on this rank: it was torch.float32 \[2\]"):
-        saver.save(1, {"model/w": torch.zeros(3)}, {})
+        saver.save(1, {"model/w": whole(torch.zeros(3))}, {})
 
 
 def test_unfit_settings_are_refused() -> None:

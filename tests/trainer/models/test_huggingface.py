@@ -32,6 +32,7 @@ from seqmesh.trainer.loop import run as run_job
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.huggingface import huggingface_config, load_huggingface, save_huggingface
 from seqmesh.trainer.models.llama import from_json, to_json
+from seqmesh.trainer.models.places import parts_of
 from seqmesh.trainer.models.presets import PRESETS
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.saving import resume
@@ -89,7 +90,7 @@ def shaken(model: nn.Module) -> Any:
 def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> Transformer:
     config = huggingface_config(folder)
     model = Transformer(config, seed=0).to(dtype)
-    load_huggingface(folder, config, dict(model.named_parameters()))
+    load_huggingface(folder, config, parts_of(model))
     return model
 
 
@@ -205,13 +206,13 @@ def test_weights_that_do_not_fit_are_named_and_nothing_is_filled(
     save_file(weights, folder / "model.safetensors")
     model = Transformer(SMALL, seed=0)
     with pytest.raises(ValueError, match=message):
-        load_huggingface(folder, SMALL, dict(model.named_parameters()))
+        load_huggingface(folder, SMALL, parts_of(model))
     fresh = Transformer(SMALL, seed=0).get_parameter("embedding.weight")
     assert torch.equal(model.get_parameter("embedding.weight"), fresh)
 
 
 def test_files_that_are_missing_damaged_or_elsewhere_are_named(folder: Path) -> None:
-    tensors = dict(Transformer(SMALL, seed=0).named_parameters())
+    parts = parts_of(Transformer(SMALL, seed=0))
     index = folder / "model.safetensors.index.json"
     for name, error, message in (
         ("model-1.safetensors", FileNotFoundError, "model-1.safetensors is missing: model.safetensors.index.json"),
@@ -219,14 +220,14 @@ def test_files_that_are_missing_damaged_or_elsewhere_are_named(folder: Path) -> 
     ):
         index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
         with pytest.raises(error, match=message):
-            load_huggingface(folder, SMALL, tensors)
+            load_huggingface(folder, SMALL, parts)
     index.unlink()
     (folder / "model.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(ValueError, match=r"model.safetensors is no readable safetensors file"):
-        load_huggingface(folder, SMALL, tensors)
+        load_huggingface(folder, SMALL, parts)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(FileNotFoundError, match=r"holds neither model.safetensors nor"):
-        load_huggingface(folder, SMALL, tensors)
+        load_huggingface(folder, SMALL, parts)
 
 
 def test_spare_tensors_of_old_files_are_passed_over(folder: Path) -> None:

@@ -15,7 +15,7 @@ from seqmesh.kernels.layout import Layout, Ring
 from seqmesh.packer.pieces import chunk_sizes, piece_ranges
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.huggingface import load_huggingface, save_huggingface
-from seqmesh.trainer.models.places import place_of
+from seqmesh.trainer.models.places import part_of
 from seqmesh.trainer.models.transformer import Transformer, init_weights
 from seqmesh.trainer.optim.config import OptimConfig
 from seqmesh.trainer.parallel import Ranks
@@ -96,8 +96,8 @@ def started(folder: Path, ranks: Ranks, sharding: Sharding) -> Transformer:
     model = Transformer(LLAMA, seed=0).double()
     replica = make_replica(model, ranks, "free", sharding, extra=1)
     optimizer = replica.make_optimizer(OptimConfig())
-    held = {name: tensor for name, tensor in replica.tensors(optimizer).items() if name.startswith("model/")}
-    load_huggingface(folder, LLAMA, {name.removeprefix("model/"): tensor for name, tensor in held.items()})
+    held = {name: part for name, part in replica.tensors(optimizer).items() if name.startswith("model/")}
+    load_huggingface(folder, LLAMA, {name.removeprefix("model/"): part for name, part in held.items()})
     replica.loaded(optimizer)
     return model
 
@@ -121,13 +121,12 @@ def one_process(config: ModelConfig, lengths: Sequence[int]) -> list[Tensor]:
     return gradients_of(config, ids, positions_of(lengths), layout_of(lengths))
 
 
-def test_any_rows_of_a_tensor_are_a_place() -> None:
+def test_any_box_of_a_tensor_is_a_place() -> None:
     tensor = torch.arange(12.0).reshape(4, 3)
-    local, place = place_of(tensor)
-    assert local is tensor
-    assert torch.equal(tensor[place], tensor)
-    for start, rows in ((1, 2), (4, 0)):
-        part = Part(local=torch.zeros(rows, 3), shape=tensor.shape, start=start)
-        local, place = place_of(part)
-        local.copy_(tensor[place])
-        assert torch.equal(part.local, tensor[start : start + rows])
+    everything = part_of(tensor)
+    assert everything.local is tensor
+    assert torch.equal(tensor[everything.place], tensor)
+    for first, rows, column, columns in ((1, 2, 0, 3), (4, 0, 0, 3), (0, 4, 1, 2)):
+        part = Part(local=torch.zeros(rows, columns), shape=tensor.shape, offsets=(first, column))
+        part.local.copy_(tensor[part.place])
+        assert torch.equal(part.local, tensor[first : first + rows, column : column + columns])
