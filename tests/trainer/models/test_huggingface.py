@@ -20,10 +20,13 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
 
+from seqmesh.kernels.tensor_parallel import Peers
 from seqmesh.loader.embedded import Loader
 from seqmesh.trainer.config import TrainConfig, load_config
 from seqmesh.trainer.grid import alone
@@ -35,6 +38,7 @@ from seqmesh.trainer.models.llama import from_json, to_json
 from seqmesh.trainer.models.places import parts_of
 from seqmesh.trainer.models.presets import PRESETS
 from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.trainer.part import Part
 from seqmesh.trainer.saving import resume
 from seqmesh.trainer.train import loader_settings
 from tests.kernels.reference import layout_of, positions_of, relative_error
@@ -63,6 +67,7 @@ THEIRS: dict[str, Callable[[], Any]] = {
         LlamaConfig(**SIZES, head_dim=16, tie_word_embeddings=True, rope_parameters=SCALED, rms_norm_eps=1e-5)
     ),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=5)),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=3, sliding_window=5)),
     "qwen2": lambda: Qwen2ForCausalLM(
         Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=2)
     ),
@@ -72,6 +77,7 @@ OURS = {
     "llama": replace(SMALL, biases="all", rope_scaling=PRESETS["llama-3.1-8b"].rope_scaling),
     "llama, tied": replace(SMALL, head_width=16, tied_embeddings=True, rope_base=777.0),
     "mistral": replace(SMALL, windows=(5,)),
+    "mixtral": replace(SMALL, experts=4, norm_eps=1e-4),
     "qwen2": replace(SMALL, biases="qkv"),
     "qwen2, windows": replace(SMALL, biases="qkv", windows=(None, 6), tied_embeddings=True),
 }
@@ -133,6 +139,26 @@ def test_our_weights_give_our_logits(name: str, tmp_path: Path) -> None:
     check_logits(model, theirs)
 
 
+def test_peers_take_their_own_experts_and_biases_of_choices_are_refused(tmp_path: Path) -> None:
+    config = OURS["mixtral"]
+    whole = shaken(Transformer(config, seed=0))
+    tensors = dict(whole.named_parameters())
+    save_huggingface(tmp_path / "model", config, tensors)
+    for rank in range(2):
+        model = Transformer(config, seed=0, peers=Peers(rank=rank, count=2))
+        held, boxes = dict(model.named_parameters()), model.boxes()
+        parts = {name: Part(local=held[name], shape=box.shape, offsets=box.offsets) for name, box in boxes.items()}
+        load_huggingface(tmp_path / "model", config, parts)
+        assert all(torch.equal(part.local, tensors[name][part.place]) for name, part in parts.items())
+    balance = {f"blocks.{layer}.mlp.balance": torch.zeros(4) for layer in range(config.layers)}
+    save_huggingface(tmp_path / "still", config, tensors | balance)
+    with pytest.raises(ValueError, match=r"blocks.1.mlp.balance is not 0: Llama-style weights can not say biases"):
+        save_huggingface(tmp_path / "moved", config, tensors | balance | {"blocks.1.mlp.balance": torch.ones(4)})
+    for change in ({"biases": "qkv"}, {"windows": (4, None)}):
+        with pytest.raises(ValueError, match="with experts can only say one window, or none"):
+            to_json(replace(config, **change))
+
+
 def test_half_precision_is_kept_and_widened(tmp_path: Path) -> None:
     model = Transformer(SMALL, seed=0).bfloat16()
     save_huggingface(tmp_path, SMALL, dict(model.named_parameters()))
@@ -166,7 +192,7 @@ def change_config(folder: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type is 'gpt2': must be one of llama, mistral, qwen2"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2': must be one of llama, mistral, mixtral, qwen2"),
         ({"hidden_size": None}, "hidden_size is None: must be a number"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu': this model knows 'silu' only"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is"),
@@ -174,6 +200,7 @@ def change_config(folder: Path, **fields: Any) -> None:
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_scaling is of type 'yarn'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_scaling lacks low_freq_factor, high_freq_"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters is .*: must be one set of numbers"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 4}, "num_experts_per_tok is 4: this model knows 2 only"),
         ({"rms_norm_eps": "small"}, "is no model: norm_eps: Input should be a valid number"),
         ({"num_key_value_heads": 3}, "is no model: kv_heads is 3: must divide heads, 4"),
         ({"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["chunked"]}, "layer_types has chunked"),
