@@ -4,8 +4,9 @@
     load_huggingface(folder, config, parts_of(model))
     save_huggingface(folder, config, tensors)
 
-One tensor at a time, so no more memory than the model has; a rank reads only the part of a tensor that it holds. Files
-in other formats, pickles above all, are not read, and nothing is fetched. What config.json can say: `llama`.
+One tensor at a time, so no more memory than the model has; a process reads only what it holds: of some layers, of each
+tensor a part. Files in other formats, pickles above all, are not read, and nothing is fetched. What config.json can
+say: `llama`.
 """
 
 from __future__ import annotations
@@ -56,14 +57,12 @@ def load_huggingface(folder: Path, config: ModelConfig, parts: Mapping[str, Part
     """
     check_agreement(config, huggingface_config(folder), str(folder / CONFIG))
     wanted: dict[str, Part] = {}
-    for name, part in parts.items():
-        wanted |= _spelled(part, their_names(name, config.experts))
-    files = _check(folder, wanted, config)
-    for path, names in files.items():
+    for name in parts:
+        wanted |= _spelled(parts[name], their_names(name, config.experts))
+    for path, names in _check(folder, config).items():
         with _opened(path) as file:
             for name in names:
-                part = wanted[name]
-                if part.local.numel():
+                if (part := wanted.get(name)) is not None and part.local.numel():
                     part.local.copy_(file.get_slice(name)[part.place])
 
 
@@ -112,26 +111,35 @@ def _matrix(stack: Part, number: int) -> Part:
     return Part(local=local, shape=stack.shape[1:], offsets=tuple(offsets))
 
 
-def _check(folder: Path, wanted: Mapping[str, Part], config: ModelConfig) -> dict[Path, list[str]]:
-    """Which wanted tensors are in which file. Raises ValueError unless the files hold all of them and nothing more."""
+def _check(folder: Path, config: ModelConfig) -> dict[Path, list[str]]:
+    """Which tensors are in which file. Raises ValueError unless the files hold all of the model and nothing more."""
+    shapes = _their_shapes(config)
     files: dict[Path, list[str]] = {}
     found: set[str] = set()
     for path in _weight_files(folder):
         with _opened(path) as file:
             names = [name for name in file.keys() if not _is_spare(name, config)]  # noqa: SIM118 -- it is no mapping
             for name in names:
-                if name not in wanted:
+                if name not in shapes:
                     raise ValueError(f"{path}: holds {name}, which the model has not")
                 if name in found:
                     raise ValueError(f"{path}: holds {name}, which another file holds, too")
-                shape, expected = list(file.get_slice(name).get_shape()), list(wanted[name].shape)
+                shape, expected = list(file.get_slice(name).get_shape()), list(shapes[name])
                 if shape != expected:
                     raise ValueError(f"{path}: {name} is {shape}, in the model {expected}")
                 found.add(name)
             files[path] = names
-    if missing := wanted.keys() - found:
+    if missing := shapes.keys() - found:
         raise ValueError(f"{folder}: lacks {', '.join(sorted(missing))}")
     return files
+
+
+def _their_shapes(config: ModelConfig) -> dict[str, torch.Size]:
+    """By their names."""
+    shapes: dict[str, torch.Size] = {}
+    for name, shape in parameter_shapes(config).items():
+        shapes |= dict.fromkeys(their_names(name, config.experts), shape[1:] if len(shape) == STACK else shape)
+    return shapes
 
 
 def _is_spare(name: str, config: ModelConfig) -> bool:

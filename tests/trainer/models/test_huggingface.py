@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -35,9 +36,8 @@ from seqmesh.trainer.loop import run as run_job
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.huggingface import huggingface_config, load_huggingface, save_huggingface
 from seqmesh.trainer.models.llama import from_json, to_json
-from seqmesh.trainer.models.places import parts_of
 from seqmesh.trainer.models.presets import PRESETS
-from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.trainer.models.transformer import Transformer, parts_of
 from seqmesh.trainer.part import Part
 from seqmesh.trainer.saving import resume
 from seqmesh.trainer.train import loader_settings
@@ -139,17 +139,9 @@ def test_our_weights_give_our_logits(name: str, tmp_path: Path) -> None:
     check_logits(model, theirs)
 
 
-def test_peers_take_their_own_experts_and_biases_of_choices_are_refused(tmp_path: Path) -> None:
+def test_biases_of_choices_and_settings_that_mixtral_has_not_are_refused(tmp_path: Path) -> None:
     config = OURS["mixtral"]
-    whole = shaken(Transformer(config, seed=0))
-    tensors = dict(whole.named_parameters())
-    save_huggingface(tmp_path / "model", config, tensors)
-    for rank in range(2):
-        model = Transformer(config, seed=0, peers=Peers(rank=rank, count=2))
-        held, boxes = dict(model.named_parameters()), model.boxes()
-        parts = {name: Part(local=held[name], shape=box.shape, offsets=box.offsets) for name, box in boxes.items()}
-        load_huggingface(tmp_path / "model", config, parts)
-        assert all(torch.equal(part.local, tensors[name][part.place]) for name, part in parts.items())
+    tensors = dict(Transformer(config, seed=0).named_parameters())
     balance = {f"blocks.{layer}.mlp.balance": torch.zeros(4) for layer in range(config.layers)}
     save_huggingface(tmp_path / "still", config, tensors | balance)
     with pytest.raises(ValueError, match=r"blocks.1.mlp.balance is not 0: Llama-style weights can not say biases"):
@@ -157,6 +149,20 @@ def test_peers_take_their_own_experts_and_biases_of_choices_are_refused(tmp_path
     for change in ({"biases": "qkv"}, {"windows": (4, None)}):
         with pytest.raises(ValueError, match="with experts can only say one window, or none"):
             to_json(replace(config, **change))
+
+
+@pytest.mark.parametrize("config", [SMALL, OURS["mixtral"]], ids=["llama", "mixtral"])
+def test_a_piece_of_a_model_reads_its_own(tmp_path: Path, config: ModelConfig) -> None:
+    """Some of the layers, and of each a peer's share; files must still hold the whole model."""
+    whole = shaken(Transformer(config, seed=0))
+    save_huggingface(tmp_path, config, dict(whole.named_parameters()), file_bytes=20_000)
+    for layers, rank in itertools.product([range(1), range(1, config.layers)], range(2)):
+        piece = Transformer(config, seed=1, layers=[layers], peers=Peers(rank=rank, count=2))
+        held, boxes = dict(piece.named_parameters()), piece.boxes()
+        parts = {n: Part(local=held[n].detach(), shape=box.shape, offsets=box.offsets) for n, box in boxes.items()}
+        load_huggingface(tmp_path, config, parts)
+        for name, part in parts.items():
+            assert torch.equal(part.local, whole.get_parameter(name)[part.place]), name
 
 
 def test_half_precision_is_kept_and_widened(tmp_path: Path) -> None:
