@@ -24,6 +24,7 @@ from seqmesh.benchmarks.harness import interleave
 from seqmesh.trainer.checkpoints.config import CheckpointConfig
 from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
 from seqmesh.trainer.checkpoints.save import Saver
+from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Part, Saved, whole
 
@@ -66,7 +67,7 @@ def measure(job: Job, ranks: Ranks) -> Answer:
         def turn() -> None:
             path = newest_checkpoint(folder, ranks, lambda _: None)
             assert path is not None
-            read.append(load(path, tensors, ranks).bytes_read)
+            read.append(load(path, tensors, one_each(ranks)).bytes_read)
 
         return {LOAD: _seconds(ranks, turn)}
 
@@ -103,7 +104,7 @@ def make_tensors(job: Job, ranks: Ranks) -> Saved:
 
 def _saver(folder: Path, tensors: Saved, ranks: Ranks, *, background: bool) -> Saver:
     config = CheckpointConfig(keep=1, background=background)
-    return Saver(folder, tensors, ranks, config=config, timeout=TIMEOUT, say=lambda _: None)
+    return Saver(folder, tensors, one_each(ranks), config=config, timeout=TIMEOUT, say=lambda _: None)
 
 
 def _torch_async(tensors: dict[str, Tensor], folder: Path, ranks: Ranks) -> Seconds:

@@ -21,12 +21,13 @@ from seqmesh.benchmarks.asked import answer
 from seqmesh.benchmarks.calibrate_rank import timed
 from seqmesh.benchmarks.harness import interleave
 from seqmesh.benchmarks.optimizers import FUSED, LAMB, PLAIN, STRETCHES, TIMM_LAMB, Answer, Job
+from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig, make_optimizer_over
 from seqmesh.trainer.optim.trained import each_by_itself
 from seqmesh.trainer.parallel import Ranks
-from seqmesh.trainer.replicas.optimizer import OptimizerSharded
+from seqmesh.trainer.replicas import make_replica
 from seqmesh.trainer.step import EXTRA
 
 CONFIG = OptimConfig(name="lamb", lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
@@ -86,7 +87,8 @@ def candidates_of(job: Job, ranks: Ranks) -> dict[str, Candidate]:
 
 
 def stretches(job: Job, ranks: Ranks) -> Candidate:
-    optimizer = OptimizerSharded(new_model(job), ranks, extra=EXTRA).make_optimizer(CONFIG)
+    replica = make_replica(new_model(job), one_each(ranks), "free", "optimizer", extra=EXTRA)
+    optimizer = replica.make_optimizer(CONFIG)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for parameter in parameters:
         parameter.grad.normal_(std=1e-2)

@@ -10,11 +10,13 @@ from torch import Tensor
 from seqmesh.trainer.checkpoints.config import CheckpointConfig
 from seqmesh.trainer.checkpoints.load import Loaded, load
 from seqmesh.trainer.checkpoints.save import Saver
+from seqmesh.trainer.grid import Grid, one_each
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Part, Saved
 from seqmesh.trainer.part import whole as plain
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
+GRID = one_each(ALONE)
 STATE = {"loader": {"stream": {"position": 3}}}
 SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "model/embedding": ((23, 6), torch.float32),
@@ -80,7 +82,7 @@ def _bytes(part: Part) -> Tensor:
 def saver_of(
     folder: Path,
     tensors: Saved,
-    ranks: Ranks = ALONE,
+    grid: Grid = GRID,
     *,
     keep: int = 2,
     background: bool = False,
@@ -88,7 +90,7 @@ def saver_of(
     say: Callable[[str], object] = lambda _: None,
 ) -> Saver:
     config = CheckpointConfig(keep=keep, background=background)
-    return Saver(folder, tensors, ranks, config=config, timeout=timeout, say=say)
+    return Saver(folder, tensors, grid, config=config, timeout=timeout, say=say)
 
 
 def save_alone(folder: Path, steps: Sequence[int], *, keep: int = 2) -> list[Path]:
@@ -101,7 +103,7 @@ def save_alone(folder: Path, steps: Sequence[int], *, keep: int = 2) -> list[Pat
 
 def load_alone(path: Path) -> tuple[Saved, dict[str, Any]]:
     tensors = zeros(plain_tensors(0))
-    loaded: Loaded = load(path, tensors, ALONE)
+    loaded: Loaded = load(path, tensors, GRID)
     return tensors, loaded.state
 
 

@@ -102,9 +102,14 @@ def make_grid(world: Ranks, config: ParallelConfig) -> Grid:
     )
 
 
+def one_each(world: Ranks) -> Grid:
+    """Of replicas that are one process each."""
+    return make_grid(world, ParallelConfig())
+
+
 def alone(device: torch.device) -> Grid:
     """Of one process."""
-    return make_grid(Ranks(0, 1, device), ParallelConfig())
+    return one_each(Ranks(0, 1, device))
 
 
 def _line(world: Ranks, members: list[int], *, own: bool = False) -> Ranks:

@@ -20,9 +20,11 @@ from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer, init_weights, parameter_shapes
 from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.part import Saved
+from seqmesh.trainer.passes import Passes
+from seqmesh.trainer.pipeline.run import Pipeline
 from seqmesh.trainer.recompute import set_recompute
 from seqmesh.trainer.replicas import Replica, make_replica, sharding_of
-from seqmesh.trainer.step import EXTRA
+from seqmesh.trainer.step import EXTRA, Accumulator, Runner
 
 Say = Callable[[str], object]
 
@@ -38,6 +40,7 @@ class Job:
     say: Say
     model: Transformer
     replica: Replica
+    runner: Runner
     offloader: Offloader | None
     optimizer: torch.optim.Optimizer
     work: Work
@@ -68,15 +71,24 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
     spread = next(model.parameters()).is_meta
     set_recompute(model.blocks, config.recompute)
     offloader = Offloader(model.blocks, Host.of(grid.world.device)) if config.offload else None
-    replica = make_replica(model, grid.data, config.loader.mode, config.sharding, extra=EXTRA)
+    replica = make_replica(model, grid, config.loader.mode, config.sharding, extra=EXTRA)
     if spread:
         init_weights(model, config.seed)
     optimizer = replica.make_optimizer(config.optim)
+    work = count_work(config.model)
+    passes = Passes(
+        model=model,
+        replica=replica,
+        grid=grid,
+        capacity=config.loader.capacity,
+        work=work,
+        offloader=offloader,
+    )
     say = say if grid.world.is_first else lambda _text: None
     saver = Saver(
         Path(config.run),
         replica.tensors(optimizer),
-        grid.world,
+        grid,
         config=config.checkpoint,
         timeout=config.timeout,
         say=say,
@@ -88,9 +100,10 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
         say=say,
         model=model,
         replica=replica,
+        runner=_make_runner(passes, config),
         offloader=offloader,
         optimizer=optimizer,
-        work=count_work(config.model),
+        work=work,
         peak=find_peak(grid.world.device, dtype, config.peak_flops),
         saver=saver,
     )
@@ -98,10 +111,14 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
 
 def _make_model(config: TrainConfig, grid: Grid, dtype: torch.dtype) -> Transformer:
     """With its weights; on the meta device, without, where parameters are to be sharded: no rank ever has them all."""
-    if sharding_of(grid.data, config.loader.mode, config.sharding) != "parameters":
+    if sharding_of(grid, config.loader.mode, config.sharding) != "parameters":
         return Transformer(config.model, seed=config.seed).to(grid.world.device, dtype)
     with torch.device("meta"):
         return Transformer(config.model, seed=config.seed).to(dtype)
+
+
+def _make_runner(passes: Passes, config: TrainConfig) -> Runner:
+    return Pipeline(passes, config.parallel.parts) if config.parallel.stages > 1 else Accumulator(passes)
 
 
 def count_work(config: ModelConfig) -> Work:

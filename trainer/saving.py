@@ -22,7 +22,7 @@ def resume(job: Job) -> None:
     if path is None:
         _start(job)
         return
-    state = load(path, job.tensors(), job.grid.world).state
+    state = load(path, job.tensors(), job.grid).state
     job.replica.loaded(job.optimizer)
     job.loader.load_state_dict(state["loader"])
     job.step = job.saved = state["step"]

@@ -15,7 +15,7 @@ import torch
 from seqmesh.trainer.checkpoints.keep import checkpoints, clear_leftovers
 from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
 from seqmesh.trainer.part import Saved, whole
-from tests.checkpoints import ALONE, same, saver_of
+from tests.checkpoints import ALONE, GRID, same, saver_of
 from tests.ranks import start_process
 
 KILLS = 10
@@ -39,7 +39,7 @@ def train(pipe: Connection, folder: Path) -> None:
     clear_leftovers(folder, print)
     newest = newest_checkpoint(folder, ALONE, print)
     tensors = tensors_of(0)
-    step = load(newest, tensors, ALONE).state["step"] if newest else 0
+    step = load(newest, tensors, GRID).state["step"] if newest else 0
     saver = saver_of(folder, tensors, keep=1, background=True, say=pipe.send)
     pipe.send("ready")
     while True:
@@ -91,7 +91,7 @@ def test_a_kill_at_any_moment_leaves_the_newest_complete_checkpoint(tmp_path: Pa
             assert said == 0
             continue
         tensors = tensors_of(0)
-        state: dict[str, Any] = load(newest, tensors, ALONE).state
+        state: dict[str, Any] = load(newest, tensors, GRID).state
         step = state["step"]
         assert step == state["loader"]["step"]
         assert same(tensors, tensors_of(step))

@@ -16,8 +16,7 @@ from seqmesh.tools import export, verify
 from seqmesh.trainer.checkpoints.manifest import CheckpointError, DamageError
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.huggingface import huggingface_config, load_huggingface
-from seqmesh.trainer.models.places import parts_of
-from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.trainer.models.transformer import Transformer, parts_of
 from seqmesh.trainer.part import Saved, whole
 from tests.checkpoints import saver_of
 

@@ -1,7 +1,7 @@
 """Optimizer steps from plans on real ranks, beside the same steps of one process running document by document."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -13,18 +13,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from seqmesh.kernels.layout import Layout, Traffic
+from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.loss import UNSUPERVISED, cross_entropy_sum
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig, learning_rate, make_optimizer
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved
+from seqmesh.trainer.passes import Batch, Passes
 from seqmesh.trainer.replicas import Replica, Sharding, make_replica
-from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
+from seqmesh.trainer.step import EXTRA, Accumulator, StepResult, finish_step
 from tests.support import documents_of
 from tests.trainer.slow_lamb import SlowLamb
 
@@ -72,9 +74,10 @@ def take_all(ranks: Ranks, jobs: Sequence[Job]) -> list[Taken]:
 
 def take_steps(ranks: Ranks, job: Job) -> Taken:
     """The first steps of a job on this rank."""
-    model, traffic = new_model(job.dtype), Traffic()
-    replica = make_replica(model, ranks, job.settings.mode, job.sharding, extra=EXTRA)
+    model, grid = new_model(job.dtype), one_each(ranks)
+    replica = make_replica(model, grid, job.settings.mode, job.sharding, extra=EXTRA)
     optimizer, recorder = replica.make_optimizer(job.optim), replica.make_optimizer(RECORDER)
+    runner = Accumulator(Passes(model=model, replica=replica, grid=grid, capacity=job.settings.capacity))
     gradients, results, counts = [], [], []
     groups = groups_now()
     with (
@@ -84,25 +87,30 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
         batches = iter(loader)
         for step in range(STEPS):
             replica.begin_step()
-            counts.append(0)
-            for batch in batches:
-                accumulate(model, batch, replica, job.settings.capacity, traffic)
-                counts[-1] += batch.tokens > 0
-                if batch.last_in_step:
-                    break
+            taken = batches_of_step(batches)
+            runner.run(taken)
+            counts.append(sum(batch.tokens > 0 for batch in taken))
             replica.reduce_()
             gradients.append(gradient_of(replica, recorder))
-            supervised = batch.supervised_tokens_in_step
+            supervised = taken[-1].supervised_tokens_in_step
             results.append(finish_step(replica, optimizer, job.optim, supervised=supervised, step=step, steps=STEPS))
     return Taken(
         gradients=gradients,
         results=results,
         counts=counts,
-        sent=traffic.sent,
+        sent=runner.passes.traffic.sent,
         weights=flat(whole(replica.tensors(optimizer), "model/")),
         own=digest(model),
         groups=groups_now() - groups,
     )
+
+
+def batches_of_step(batches: Iterator[Batch]) -> list[Batch]:
+    """Those of the next step."""
+    taken = [next(batches)]
+    while not taken[-1].last_in_step:
+        taken.append(next(batches))
+    return taken
 
 
 def gradient_of(replica: Replica, recorder: torch.optim.Optimizer) -> Vector:

@@ -18,18 +18,23 @@ from torch import Tensor, nn
 from seqmesh.loader.batch import PackedBatch
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.trainer.grid import alone, one_each
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved
+from seqmesh.trainer.passes import Passes
 from seqmesh.trainer.replicas import Replica, Sharding, make_replica
 from seqmesh.trainer.replicas.flat import ALIGN, cuts, lay_out
-from seqmesh.trainer.replicas.optimizer import OptimizerSharded
-from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
+from seqmesh.trainer.step import EXTRA, Accumulator, StepResult, finish_step
 from tests.ranks import run_ranks
 from tests.support import make_set, settings_for
-from tests.trainer.steps import CONFIG, new_model, whole
+from tests.trainer.held import holding_whole
+from tests.trainer.steps import CONFIG, batches_of_step, new_model, whole
 
+CPU = torch.device("cpu")
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
+ALONE = alone(torch.device("cpu"))
 OPTIM = OptimConfig(name="lamb", lr=0.05)
 
 
@@ -44,9 +49,11 @@ class Shaped(nn.Module):
     ranks=st.integers(1, 9),
 )
 def test_shards_are_whole_rows_of_all_parameters_matrices_first(shapes: list[list[int]], ranks: int) -> None:
-    slots = lay_out(Shaped(shapes))
+    slots = lay_out(holding_whole(Shaped(shapes)).updated)
     bounds = cuts(slots, ranks)
-    assert [slot.number for slot in slots] == sorted(range(len(shapes)), key=lambda number: len(shapes[number]) <= 1)
+    assert [slot.held.number for slot in slots] == sorted(
+        range(len(shapes)), key=lambda number: len(shapes[number]) <= 1
+    )
     assert all(slot.start % ALIGN == 0 and slot.end - slot.used < ALIGN for slot in slots)
     assert [slot.start for slot in slots[1:]] == [slot.end for slot in slots[:-1]]
     assert bounds == sorted(bounds)
@@ -65,14 +72,14 @@ def test_parameters_of_two_dtypes_are_refused() -> None:
     model = Shaped([[2], [3]])
     model.parts[1] = nn.Parameter(torch.ones(3, dtype=torch.float64))
     with pytest.raises(ValueError, match="must be of one dtype"):
-        lay_out(model)
+        lay_out(holding_whole(model).updated)
 
 
 def test_the_state_is_divided_and_a_shard_is_at_most_two_parameters() -> None:
-    alone = Ranks(0, 1, torch.device("cpu"))
     elements = []
     for rank in range(3):
-        replica = OptimizerSharded(new_model(), replace(alone, rank=rank, count=3), extra=EXTRA)
+        grid = replace(ALONE, data=replace(ALONE.data, rank=rank, count=3))
+        replica = make_replica(new_model(), grid, "free", "optimizer", extra=EXTRA)
         optimizer = replica.make_optimizer(OPTIM)
         assert sum(len(group["params"]) for group in optimizer.param_groups) == 2
         saved = replica.tensors(optimizer)
@@ -91,14 +98,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def spread(
     ranks: Ranks, settings: LoaderSettings, sharding: Sharding
-) -> tuple[nn.Module, Replica, torch.optim.Optimizer]:
+) -> tuple[Transformer, Replica, torch.optim.Optimizer]:
     model = new_model()
-    replica = make_replica(model, ranks, settings.mode, sharding, extra=EXTRA)
+    replica = make_replica(model, one_each(ranks), settings.mode, sharding, extra=EXTRA)
     return model, replica, replica.make_optimizer(OPTIM)
 
 
 def run_step(
-    model: nn.Module,
+    model: Transformer,
     replica: Replica,
     optimizer: torch.optim.Optimizer,
     batches: Iterator[PackedBatch[Tensor]],
@@ -108,13 +115,11 @@ def run_step(
     """One step; losses are multiplied by `spoil` before they go backward."""
     backward = torch.autograd.backward
     replica.begin_step()
-    with patch("torch.autograd.backward", lambda loss: backward(loss * spoil)):
-        for batch in batches:
-            accumulate(model, batch, replica, 64)
-            if batch.last_in_step:
-                break
+    taken = batches_of_step(batches)
+    with patch("torch.autograd.backward", lambda loss, gradient=None: backward(loss * spoil, gradient)):
+        Accumulator(Passes(model=model, replica=replica, grid=alone(CPU), capacity=64)).run(taken)
     replica.reduce_()
-    return finish_step(replica, optimizer, OPTIM, supervised=batch.supervised_tokens_in_step, step=0, steps=10)
+    return finish_step(replica, optimizer, OPTIM, supervised=taken[-1].supervised_tokens_in_step, step=0, steps=10)
 
 
 def train_on(ranks: Ranks, settings: LoaderSettings) -> list[tuple[str, bool, float]]:
@@ -182,7 +187,7 @@ def test_any_sharding_goes_on_from_any_other_and_skips_what_is_not_finite(data: 
 
 
 @contextmanager
-def recorded(model: nn.Module, root: int) -> Iterator[list[str]]:
+def recorded(model: Transformer, root: int) -> Iterator[list[str]]:
     """What happens, in order: gathers as they are issued, of the model's own parameters (`root` elements of this rank)
     or of a block's; forwards of blocks; reductions."""
     events: list[str] = []
@@ -200,11 +205,9 @@ def recorded(model: nn.Module, root: int) -> Iterator[list[str]]:
         events.append("reduce")
         return scatter(*arguments, **named)
 
-    blocks = model.blocks
-    assert isinstance(blocks, nn.ModuleList)
     hooks = [
         block.register_forward_pre_hook(lambda *_, number=number: events.append(f"block {number}"))
-        for number, block in enumerate(blocks)
+        for number, block in enumerate(model.blocks)
     ]
     with (
         patch.object(dist, names[0], gathered),

@@ -20,19 +20,21 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData
 
 from seqmesh.trainer.checkpoints.index import DTYPE_NAMES, Entry, RankFile, index_bytes
 from seqmesh.trainer.checkpoints.parts import planned, share_out
+from seqmesh.trainer.grid import Grid
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved
 
 ALIGNED = 64  # bytes that the first tensor of a file is aligned to
 
 
-def lay_out(tensors: Saved, ranks: Ranks) -> tuple[RankFile, bytes]:
+def lay_out(tensors: Saved, grid: Grid) -> tuple[RankFile, bytes]:
     """This rank's file, and on the first rank the index. Every rank calls it.
 
     Raises ValueError on every rank where parts overlap or do not make the whole tensor, or for a type that can not be
     written.
     """
-    local = create_default_local_save_plan(planned(_written(tensors, ranks)), ranks.is_first)
+    local = create_default_local_save_plan(planned(_written(tensors, grid.data)), is_coordinator=True)
+    ranks = grid.world
     locals_ = _to_first(local, ranks)
     answers: list[Any] | None = None
     if locals_ is not None:

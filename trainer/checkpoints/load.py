@@ -7,11 +7,12 @@ checkpoint is whole. Each reads what it holds of a tensor; what all replicas hav
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from seqmesh.trainer.checkpoints.index import Chunks, read_index
@@ -19,6 +20,7 @@ from seqmesh.trainer.checkpoints.keep import checkpoint_path, checkpoints, step_
 from seqmesh.trainer.checkpoints.manifest import STATE, CheckpointError, DamageError, problems
 from seqmesh.trainer.checkpoints.parts import share_out
 from seqmesh.trainer.checkpoints.read import read_into
+from seqmesh.trainer.grid import Grid
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved
 
@@ -62,39 +64,55 @@ def verify_together(path: Path, ranks: Ranks) -> None:
             raise CheckpointError(found) if kind else DamageError(found)
 
 
-def load(path: Path, tensors: Saved, ranks: Ranks) -> Loaded:
+def load(path: Path, tensors: Saved, grid: Grid) -> Loaded:
     """Fill `tensors` in place from a verified checkpoint. Every rank calls it, each with what it has of the same
     tensors. Raises CheckpointError where they are not those of the checkpoint."""
     index = read_index(path)
-    _check_fit(path, index, tensors)
-    readers = share_out(tensors, ranks.count)
-    own = {name: part for name, part in tensors.items() if readers.get(name, ranks.rank) == ranks.rank}
+    _check_fit(path, index, tensors, grid.world)
+    data = grid.data
+    readers = share_out(tensors, data.count)
+    own = {name: part for name, part in tensors.items() if readers.get(name, data.rank) == data.rank}
     count, failed = 0, ""
     try:
         state = json.loads((path / STATE).read_bytes())
         count = read_into(path, index, own)
     except (DamageError, OSError, ValueError) as error:
         failed = str(error)
-    if failed := next(filter(None, ranks.texts(failed)), ""):  # or the others would wait for what is not sent
+    if failed := next(filter(None, grid.world.texts(failed)), ""):  # or the others would wait for what is not sent
         raise DamageError(failed)
     for name, reader in readers.items():
-        ranks.share_(tensors[name].local, reader)
+        data.share_(tensors[name].local, reader)
     return Loaded(path=path, state=state, bytes_read=count)
 
 
-def _check_fit(path: Path, index: Chunks, tensors: Saved) -> None:
-    held = index.metadata.state_dict_metadata
-    if names := sorted(held.keys() ^ tensors.keys()):
-        raise CheckpointError(f"{path}: does not fit this model: {_some(names)} in one and not in the other")
+def _check_fit(path: Path, index: Chunks, tensors: Saved, world: Ranks) -> None:
+    """Raises CheckpointError, on every rank alike, unless what any rank has is there, and everything there is on some
+    rank."""
+    there = {
+        name: (entry.properties.dtype, entry.size)
+        for name, entry in index.metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    problem = next(filter(None, world.texts(_misfit(there, tensors))), "")
+    held = torch.tensor([name in tensors for name in there], dtype=torch.int32, device=world.device)
+    world.sum_(held)
+    unheld = [name for name, holders in zip(there, held.tolist(), strict=True) if holders == 0]
+    if unheld and not problem:
+        problem = f"it holds {_some(sorted(unheld))}, which the model has not"
+    if problem:
+        raise CheckpointError(f"{path}: does not fit this model: {problem}")
+
+
+def _misfit(there: Mapping[str, tuple[torch.dtype, torch.Size]], tensors: Saved) -> str:
+    """What is wrong with the tensors that this rank has; empty where nothing is."""
+    if missing := sorted(tensors.keys() - there.keys()):
+        return f"it lacks {_some(missing)}"
     for name, part in tensors.items():
-        entry = held[name]
-        assert isinstance(entry, TensorStorageMetadata)
-        there, here = (entry.properties.dtype, entry.size), (part.local.dtype, part.shape)
-        if there != here:
-            words = " and ".join(
-                f"{dtype} {list(shape)} {where}" for (dtype, shape), where in ((there, "there"), (here, "here"))
-            )
-            raise CheckpointError(f"{path}: does not fit this model: {name} is {words}")
+        here = (part.local.dtype, part.shape)
+        if there[name] != here:
+            (dtype, shape), (own_dtype, own_shape) = there[name], here
+            return f"{name} is {dtype} {list(shape)} there and {own_dtype} {list(own_shape)} here"
+    return ""
 
 
 def _some(names: Sequence[str]) -> str:

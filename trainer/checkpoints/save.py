@@ -1,6 +1,6 @@
 """Saving in two stages: a copy of the tensors, which the step waits for, then the files, which it does not.
 
-    with Saver(folder, tensors, ranks, config=config, timeout=60, say=print) as saver:
+    with Saver(folder, tensors, grid, config=config, timeout=60, say=print) as saver:
         saver.save(step, tensors, state)    # the optimizer may step as soon as this returns
         saver.check()                       # once a step: says what was saved, raises what went wrong
 
@@ -32,7 +32,8 @@ from seqmesh.trainer.checkpoints.index import Entry, RankFile
 from seqmesh.trainer.checkpoints.keep import checkpoint_path, temporary_path
 from seqmesh.trainer.checkpoints.layout import lay_out
 from seqmesh.trainer.checkpoints.manifest import STATE, TENSORS, VERSION, CheckpointError, FileEntry
-from seqmesh.trainer.parallel import RankError, Ranks, open_store
+from seqmesh.trainer.grid import Grid
+from seqmesh.trainer.parallel import RankError, open_store
 from seqmesh.trainer.part import Saved
 
 State = dict[str, Any]
@@ -47,17 +48,17 @@ class Saver:
         self,
         folder: Path,
         tensors: Saved,
-        ranks: Ranks,
+        grid: Grid,
         *,
         config: CheckpointConfig,
         timeout: float,
         say: Callable[[str], object],
     ) -> None:
         self._folder = folder
-        self._ranks = ranks
+        self._ranks = ranks = grid.world
         self._config = config
         self._say = say
-        self._file, self._index = lay_out(tensors, ranks)
+        self._file, self._index = lay_out(tensors, grid)
         self._buffer = torch.zeros(self._file.size, dtype=torch.uint8, pin_memory=ranks.device.type == "cuda")
         self._mark = f"{ranks.from_first(secrets.randbits(31)):08x}"
         self._board = Board(open_store(ranks, f"checkpoints/{self._mark}", timeout), ranks, timeout)

@@ -25,6 +25,7 @@ from seqmesh.trainer.models.blocks import ParallelBlock, SerialBlock, make_block
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.division import STACK, Box, box_of, check_divisible, first_of, share_of
 from seqmesh.trainer.models.places import part_of
+from seqmesh.trainer.part import Part
 
 Block = ParallelBlock | SerialBlock
 
@@ -179,25 +180,32 @@ def init_weights(model: Transformer, seed: int) -> None:
     2 · layers branches starts as wide as one. Drawn whole in float32 on the CPU, each from the seed and its own name,
     one at a time: device, dtype and division of the model do not change the numbers.
     """
-    boxes, std = model.boxes(), model.config.init_std
-    for name, weight in model.named_parameters():
-        part = part_of(weight)
-        if weight.ndim == 1:
+    std = model.config.init_std
+    for name, part in parts_of(model).items():
+        if len(part.shape) == 1:
             part.local.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
         to_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
         scaled = std / math.sqrt(2 * model.config.layers) if to_residual else std
-        drawn = _drawn(boxes[name], weight.shape, f"{seed}/{name}")
-        part.local.copy_(drawn[part.place] * scaled)
+        for local, numbers in _drawn(part, f"{seed}/{name}"):
+            local.copy_(numbers * scaled)
 
 
-def _drawn(box: Box, size: torch.Size, name: str) -> Tensor:
-    """Normal numbers of this name, a piece of this size of them. Of a stack each matrix has numbers of its own: those
-    elsewhere are not drawn."""
-    if len(size) == STACK:
-        stack = range(box.offsets[0], box.offsets[0] + size[0])
-        return torch.stack([_normal(box.shape[1:], f"{name}/{number}") for number in stack])
-    return _normal(box.shape, name)[box.place(size)]
+def parts_of(model: Transformer) -> dict[str, Part]:
+    """This process's part of every parameter, in the order of the whole model's."""
+    boxes, held = model.boxes(), dict(model.named_parameters())
+    return {name: part_of(held[name].detach(), box) for name, box in boxes.items()}
+
+
+def _drawn(part: Part, name: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """What is held, matrix by matrix, each with normal numbers of this name. Every matrix of a stack has numbers of its
+    own: those of others are not drawn."""
+    if len(part.shape) < STACK:
+        yield part.local, _normal(part.shape, name)[part.place]
+        return
+    first, *inner = part.place
+    for number, local in zip(range(first.start, first.stop), part.local, strict=True):
+        yield local, _normal(part.shape[1:], f"{name}/{number}")[tuple(inner)]
 
 
 def _normal(shape: torch.Size, name: str) -> Tensor:

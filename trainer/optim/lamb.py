@@ -2,8 +2,8 @@
 
 Each parameter's step is Adam's, with bias correction and decoupled decay, times the trust ratio: the norm of the
 parameter over that of the step. Norms are those of the model's whole parameters, wherever their elements lie: every
-rank adds up its own squares, and ONE reduction sums them all, before the roots. A norm of zero makes the ratio 1: a
-parameter that begins as zeros moves.
+rank adds up the squares that are its to count, and ONE reduction sums them all, before the roots. A norm of zero makes
+the ratio 1: a parameter that begins as zeros moves.
 
 The step is written over the gradient, so no memory is needed for it. On a CPU this goes block by block, with all that
 is done to a block while it is in the cache.
@@ -26,9 +26,11 @@ Sum = Callable[[Tensor], None]  # replaces a tensor by its sum over the ranks th
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Elements of one of the model's parameters, flat. owner: its number. gradient: the step, once that is known."""
+    """Elements of one of the model's parameters, flat. owner: its number. counted: here, in its norms. gradient: the
+    step, once that is known."""
 
     owner: int
+    counted: bool
     weight: Tensor
     gradient: Tensor
     mean: Tensor
@@ -61,13 +63,15 @@ class Lamb(torch.optim.Optimizer):
         call it together."""
         batches: list[tuple[list[Run], float]] = []
         norms: list[Tensor] = []
+        places: list[int] = []
         for group in self.param_groups:
             count = self._steps_done(group)
             for runs in self._batches(group):
                 _make_steps(runs, group, count)
-                norms += torch._foreach_norm([run.weight for run in runs] + [run.gradient for run in runs])
+                if counted := [run for run in runs if run.counted]:
+                    norms += torch._foreach_norm([run.weight for run in counted] + [run.gradient for run in counted])
+                    places += self._places(counted)
                 batches.append((runs, group["lr"]))
-        places = [place for runs, _ in batches for place in self._places(runs)]
         ratios = self._trust_ratios(places, norms)
         for runs, rate in batches:
             steps = [run.gradient for run in runs]
@@ -90,7 +94,7 @@ class Lamb(torch.optim.Optimizer):
         for run in runs:
             columns = (run.weight, run.gradient, run.mean, run.square)
             for blocks in zip(*(torch.split(column, BLOCK) for column in columns), strict=True):
-                yield [Run(run.owner, *blocks)]
+                yield [Run(run.owner, run.counted, *blocks)]
 
     def _runs(self, parameter: nn.Parameter) -> Iterator[Run]:
         parts, state = self._trained[parameter], state_of(self, parameter)
@@ -98,7 +102,7 @@ class Lamb(torch.optim.Optimizer):
         columns = (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"])
         pieces = (torch.split(local(column).view(-1), list(parts.sizes)) for column in columns)
         for owner, *views in zip(parts.owners, *pieces, strict=True):
-            yield Run(owner, *views)
+            yield Run(owner, parts.counted, *views)
 
     def _places(self, runs: Sequence[Run]) -> list[int]:
         """Where norms of a batch are added: those of the parameters, then those of their steps."""
@@ -106,9 +110,10 @@ class Lamb(torch.optim.Optimizer):
 
     def _trust_ratios(self, places: Sequence[int], norms: Sequence[Tensor]) -> list[float]:
         """Of all parameters of the model."""
-        squares = torch.stack(list(norms)).double().square()
-        sums = torch.zeros(2 * self._count, dtype=torch.float64, device=squares.device)
-        sums.index_add_(0, torch.tensor(places, device=squares.device), squares)
+        device = next(parameter.device for group in self.param_groups for parameter in group["params"])
+        sums = torch.zeros(2 * self._count, dtype=torch.float64, device=device)
+        if norms:
+            sums.index_add_(0, torch.tensor(places, device=device), torch.stack(list(norms)).double().square())
         if self._sum is not None:
             self._sum(sums)
         weight, step = sums.sqrt().chunk(2)

@@ -15,13 +15,15 @@ class Trained:
     """A tensor that is updated: a parameter of the model, whole or as DTensor, or rows of several, end to end.
 
     decayed: whether weight decay applies. owners: numbers of the model's parameters whose elements lie in it on this
-    rank, one after the other, `sizes` elements of each.
+    rank, one after the other, `sizes` elements of each. counted: whether this rank counts them in norms; of those that
+    have the same elements one does.
     """
 
     parameter: nn.Parameter
     decayed: bool
     owners: tuple[int, ...]
     sizes: tuple[int, ...]
+    counted: bool = True
 
 
 def each_by_itself(parameters: Iterable[nn.Parameter]) -> list[Trained]:

@@ -1,8 +1,9 @@
 """Parameters of a model end to end in one buffer, and where to cut it into shards.
 
-Matrices come first, then vectors, so that a shard is at most one stretch of each. Cuts lie between rows: a rank has
-whole rows of every parameter. Each parameter begins at a multiple of ALIGN elements, as kernels like it; what is
-between two is zero and stays so.
+What tensor peers divide comes first, then what each of them has whole (`common`); in both, matrices come before
+vectors, so that a shard is at most one stretch of each. Cuts lie between rows: a rank has whole rows of every
+parameter. Each parameter begins at a multiple of ALIGN elements, as kernels like it; what is between two is zero and
+stays so.
 """
 
 from __future__ import annotations
@@ -12,21 +13,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from seqmesh.trainer.replicas.held import Held
 
 ALIGN = 32  # elements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A parameter's place: elements [start, start + shape.numel()), in the buffer's room up to `end`. number: of the
-    parameter in the model."""
+    """A parameter's place: elements [start, start + shape.numel()), in the buffer's room up to `end`."""
 
-    name: str
-    number: int
-    shape: torch.Size
+    held: Held
     start: int
     end: int
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of what is here."""
+        return self.held.parameter.shape
 
     @property
     def row(self) -> int:
@@ -48,23 +53,33 @@ class Slot:
         return buffer[self.start : self.used].view(self.shape)
 
 
-def lay_out(model: nn.Module) -> list[Slot]:
+def lay_out(held: Sequence[Held]) -> list[Slot]:
     """A place for every parameter, in the buffer's order. Raises ValueError where they are of several dtypes."""
-    named = list(model.named_parameters())
-    first = named[0][1]
-    if mixed := {p.dtype for _, p in named} - {first.dtype}:
-        raise ValueError(f"parameters are {first.dtype} and {mixed}: must be of one dtype")
+    first = held[0].parameter.dtype
+    if mixed := {each.parameter.dtype for each in held} - {first}:
+        raise ValueError(f"parameters are {first} and {mixed}: must be of one dtype")
     slots: list[Slot] = []
     end = 0
-    for number, (name, p) in sorted(enumerate(named), key=lambda item: item[1][1].ndim <= 1):
-        start, end = end, end - -p.numel() // ALIGN * ALIGN
-        slots.append(Slot(name=name, number=number, shape=p.shape, start=start, end=end))
+    for each in sorted(held, key=lambda each: (each.common, each.parameter.ndim <= 1)):
+        start, end = end, end - -each.parameter.numel() // ALIGN * ALIGN
+        slots.append(Slot(held=each, start=start, end=end))
     return slots
+
+
+def common_begin(slots: Sequence[Slot]) -> int:
+    """Where what tensor peers have in common begins."""
+    return next((slot.start for slot in slots if slot.held.common), end_of(slots))
+
+
+def end_of(slots: Sequence[Slot]) -> int:
+    """Where the last one's room ends."""
+    return slots[-1].end if slots else 0
 
 
 def cuts(slots: Sequence[Slot], ranks: int) -> list[int]:
     """[ranks + 1] where each rank's shard begins, and the last one ends: at the row nearest to an even share."""
-    return [0, *(_nearest_row(slots, slots[-1].end * rank // ranks) for rank in range(1, ranks)), slots[-1].end]
+    end = end_of(slots)
+    return [0, *(_nearest_row(slots, end * rank // ranks) for rank in range(1, ranks)), end]
 
 
 def _nearest_row(slots: Sequence[Slot], element: int) -> int:

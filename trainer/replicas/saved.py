@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seqmesh.trainer.models.places import part_of
 from seqmesh.trainer.optim.trained import state_of
-from seqmesh.trainer.part import Saved, whole
+from seqmesh.trainer.part import Part, Saved, whole
+from seqmesh.trainer.replicas.held import Held, Holding
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def whole_tensors(named: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> Saved:
-    """Parameters that the optimizer updates one by one, plain or DTensor, and its state."""
-    saved: Saved = {f"model/{name}": part_of(parameter.detach()) for name, parameter in named.items()}
-    for name, parameter in named.items():
-        state = state_of(optimizer, parameter)
-        saved |= {f"optimizer/{name}/{moment}": part_of(state[moment]) for moment in MOMENTS}
-    return saved | {"optimizer/step": whole(step_of(optimizer))}
+def tensors_of(holding: Holding, optimizer: torch.optim.Optimizer) -> Saved:
+    """Of parameters that the optimizer updates one by one, whole or sharded, and of everything else."""
+    saved: Saved = {}
+    for held in holding.updated:
+        state = state_of(optimizer, held.parameter)
+        saved[f"model/{held.name}"] = _part(held.parameter.detach(), held)
+        saved |= {f"optimizer/{held.name}/{moment}": _part(state[moment], held) for moment in MOMENTS}
+    return saved | others_of(holding, optimizer)
 
 
-def step_of(optimizer: torch.optim.Optimizer) -> Tensor:
-    """The count of steps that is saved: that of the first parameter."""
-    return _counts(optimizer)[0]
+def others_of(holding: Holding, optimizer: torch.optim.Optimizer) -> Saved:
+    """What is saved beside the parameters that are updated here, and their moments."""
+    saved = holding.rest | {"optimizer/step": whole(_counts(optimizer)[0], spare=holding.spare)}
+    if holding.copy:
+        saved[f"model/{holding.copy.name}"] = _part(holding.copy.parameter.detach(), holding.copy)
+    return saved
 
 
 def spread_step(optimizer: torch.optim.Optimizer) -> None:
-    """All parameters have done as many steps as `step_of` says."""
+    """All parameters have done as many steps as the first one, whose count is saved."""
     first, *others = _counts(optimizer)
     for count in others:
         count.copy_(first)
+
+
+def _part(tensor: Tensor, held: Held) -> Part:
+    return part_of(tensor, held.box, spare=held.spare)
 
 
 def _counts(optimizer: torch.optim.Optimizer) -> list[Tensor]:

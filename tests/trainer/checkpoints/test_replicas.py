@@ -9,6 +9,7 @@ from torch import Tensor
 
 from seqmesh.packer.plan import Mode
 from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
+from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig
@@ -34,7 +35,7 @@ def expected(tensors: Saved) -> Saved:
 
 def made(ranks: Ranks, mode: Mode, sharding: Sharding) -> tuple[Transformer, Replica, torch.optim.Optimizer]:
     model = Transformer(MODEL, seed=ranks.rank)
-    replica = make_replica(model, ranks, mode, sharding, extra=3)
+    replica = make_replica(model, one_each(ranks), mode, sharding, extra=3)
     return model, replica, replica.make_optimizer(OptimConfig())
 
 
@@ -47,7 +48,7 @@ def load_then_save(ranks: Ranks, folder: Path) -> int:
         for mode, sharding in WAYS:
             model, replica, optimizer = made(ranks, mode, sharding)
             tensors = zeros(replica.tensors(optimizer))
-            load(path, tensors, ranks)
+            load(path, tensors, one_each(ranks))
             replica.loaded(optimizer)
             assert same(replica.tensors(optimizer), expected(tensors)), (run.name, mode, sharding)
             if sharding != "parameters":  # every rank has all of them, also those that it did not read
@@ -59,7 +60,7 @@ def load_then_save(ranks: Ranks, folder: Path) -> int:
         tensors = replica.tensors(optimizer)
         for name, value in expected(tensors).items():
             tensors[name].local.copy_(value.local)
-        with saver_of(folder / f"{ranks.count}-{mode}-{sharding}", tensors, ranks) as saver:
+        with saver_of(folder / f"{ranks.count}-{mode}-{sharding}", tensors, one_each(ranks)) as saver:
             saver.save(1, tensors, {})
     return loads
 

@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 
 from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
 from seqmesh.trainer.checkpoints.read import read_model
+from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved, whole
 from tests.checkpoints import ALONE, SHAPES, SPREADS, STATE, same, saver_of, spread, whole_tensors, zeros
@@ -25,14 +26,14 @@ def load_then_save(ranks: Ranks, folder: Path) -> list[tuple[str, int, int]]:
         for how in SPREADS:
             expected = spread(whole_tensors(seed), how, ranks)
             tensors = zeros(spread(whole_tensors(0), how, ranks))
-            found = load(path, tensors, ranks)
+            found = load(path, tensors, one_each(ranks))
             assert same(tensors, expected), (run.name, how, ranks.rank)
             assert found.state["loader"] == STATE["loader"]
             counts.append((how, found.bytes_read, own_bytes(tensors)))
     for number, how in enumerate(SPREADS):
         step = 10 * ranks.count + number + 1
         tensors = spread(whole_tensors(step), how, ranks)
-        with saver_of(folder / f"{ranks.count}-{how}", tensors, ranks, background=True) as saver:
+        with saver_of(folder / f"{ranks.count}-{how}", tensors, one_each(ranks), background=True) as saver:
             saver.save(step, tensors, STATE)
     return counts
 

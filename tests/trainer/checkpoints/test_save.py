@@ -16,10 +16,11 @@ from seqmesh.trainer.checkpoints.config import CheckpointConfig
 from seqmesh.trainer.checkpoints.keep import checkpoints, clear_leftovers
 from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
 from seqmesh.trainer.checkpoints.manifest import CheckpointError
+from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.parallel import RankError, Ranks
 from seqmesh.trainer.part import Part, whole
 from tests.checkpoints import (
-    ALONE,
+    GRID,
     STATE,
     is_step,
     plain_tensors,
@@ -55,7 +56,7 @@ def test_a_step_right_after_the_save_does_not_tear_it(tmp_path: Path, monkeypatc
         written.set()
     (path,) = checkpoints(tmp_path)
     assert is_step(path, 7)
-    found = load(path, tensors, ALONE)
+    found = load(path, tensors, GRID)
     assert found.state == {"version": 2, "step": 7, "mark": 7, "loader": {"position": 3}}
     assert same(tensors, plain_tensors(7))
 
@@ -144,7 +145,7 @@ def failures(ranks: Ranks, folder: Path) -> list[str]:
 
     def one(step: int, *, timeout: float = 20) -> None:
         try:
-            with saver_of(folder, tensors, ranks, background=True, timeout=timeout) as saver:
+            with saver_of(folder, tensors, one_each(ranks), background=True, timeout=timeout) as saver:
                 saver.save(step, tensors, STATE)
                 if ranks.rank == 1 and step == 5:
                     raise RankError("rank 0 died or stopped")
@@ -175,7 +176,7 @@ def failures(ranks: Ranks, folder: Path) -> list[str]:
     ranks.wait_for_all()
     newest = newest_checkpoint(folder, ranks, said.append)
     assert newest is not None
-    load(newest, zeros(tensors), ranks)
+    load(newest, zeros(tensors), one_each(ranks))
     assert same(tensors, spread(whole_tensors(1), "rows", ranks))
     return [*said, newest.name]
 

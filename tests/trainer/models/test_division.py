@@ -21,7 +21,7 @@ from seqmesh.trainer.host import Host
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.division import first_of, layers_of
 from seqmesh.trainer.models.transformer import Transformer
-from seqmesh.trainer.offload import Offloader
+from seqmesh.trainer.offload import Offloader, offloaded
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.recompute import Recompute, set_recompute
 from tests.kernels.reference import layout_of, positions_of, relative_error
@@ -139,7 +139,7 @@ def saving(case: Case, peers: Peers, recompute: Recompute, ratio: float) -> dict
     model = model_of(case.config, peers)
     set_recompute(model.blocks, recompute)
     offloader = Offloader(model.blocks, Host.of(torch.device("cpu")))
-    with offloader.micro_batch(ratio):
+    with offloaded(offloader, ratio):
         gradients = take(model, case)[1]
     assert ratio == 0 or offloader.moved.tensors
     return gradients

@@ -34,9 +34,8 @@ from seqmesh.trainer.loop import run as run_job
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.huggingface import huggingface_config, load_huggingface, save_huggingface
 from seqmesh.trainer.models.llama import from_json, to_json
-from seqmesh.trainer.models.places import parts_of
 from seqmesh.trainer.models.presets import PRESETS
-from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.trainer.models.transformer import Transformer, parts_of
 from seqmesh.trainer.part import Part
 from seqmesh.trainer.saving import resume
 from seqmesh.trainer.train import loader_settings

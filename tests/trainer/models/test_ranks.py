@@ -13,7 +13,9 @@ from torch.distributed.tensor import DTensor
 
 from seqmesh.kernels.layout import Layout, Ring
 from seqmesh.packer.pieces import chunk_sizes, piece_ranges
+from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.division import Box
 from seqmesh.trainer.models.huggingface import load_huggingface, save_huggingface
 from seqmesh.trainer.models.places import part_of
 from seqmesh.trainer.models.transformer import Transformer, init_weights
@@ -74,7 +76,7 @@ def sharded_on_meta(config: ModelConfig, ranks: Ranks) -> Transformer:
     """Sharded before it has any memory."""
     with torch.device("meta"):
         model = Transformer(config, seed=0).double()
-    make_replica(model, ranks, "waves", extra=1)
+    make_replica(model, one_each(ranks), "waves", extra=1)
     return model
 
 
@@ -94,7 +96,7 @@ def work(ranks: Ranks, folder: Path) -> None:
 def started(folder: Path, ranks: Ranks, sharding: Sharding) -> Transformer:
     """From weights, as a job does it: each rank reads what it holds."""
     model = Transformer(LLAMA, seed=0).double()
-    replica = make_replica(model, ranks, "free", sharding, extra=1)
+    replica = make_replica(model, one_each(ranks), "free", sharding, extra=1)
     optimizer = replica.make_optimizer(OptimConfig())
     held = {name: part for name, part in replica.tensors(optimizer).items() if name.startswith("model/")}
     load_huggingface(folder, LLAMA, {name.removeprefix("model/"): part for name, part in held.items()})
@@ -123,7 +125,7 @@ def one_process(config: ModelConfig, lengths: Sequence[int]) -> list[Tensor]:
 
 def test_any_box_of_a_tensor_is_a_place() -> None:
     tensor = torch.arange(12.0).reshape(4, 3)
-    everything = part_of(tensor)
+    everything = part_of(tensor, Box(shape=tensor.shape, offsets=(0, 0), divided=False))
     assert everything.local is tensor
     assert torch.equal(tensor[everything.place], tensor)
     for first, rows, column, columns in ((1, 2, 0, 3), (4, 0, 0, 3), (0, 4, 1, 2)):
