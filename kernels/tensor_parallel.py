@@ -122,8 +122,8 @@ class _SumLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        count = len(ctx.saved_tensors) // 2
-        factors, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        saved = ctx.saved_tensors
+        factors, weights = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         gathered = dout.new_empty(len(dout) * ctx.peers.count, dout.shape[1])
         dfactors = [torch.empty_like(factor) for factor in factors]
         for chunk in _gathering(dout.contiguous(), gathered, ctx.peers):

@@ -108,9 +108,7 @@ def count_work(config: ModelConfig) -> Work:
     """Of the whole model, however many processes share it."""
     shapes = parameter_shapes(config)
     return make_work(
-        block_parameters=sum(
-            shape.numel() for name, shape in shapes.items() if name.startswith("blocks.") and len(shape) > 1
-        ),
+        block_parameters=sum(s.numel() for name, s in shapes.items() if name.startswith("blocks.") and len(s) > 1),
         head_parameters=config.vocab_size * config.width,
         heads=config.heads,
         head_dim=config.head_dim,

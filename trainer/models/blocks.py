@@ -130,8 +130,17 @@ class GELU(nn.Module):
 
 
 Mlp = SwiGLU | GELU
-"""An MLP has `columns`, is called with what they make of all peers' rows, and what it gives goes through `down`. One
-without `down` is called with the rows themselves, [T, W], and gives its share of the sum over peers, [T, W]."""
+"""Has `columns`, matrices that it is called with the results of, for all peers' rows. One that has none is called with
+the rows themselves, [T, W]."""
+
+
+Branch = tuple[Tensor, nn.Linear | None]
+"""[T, k], and a matrix that it goes through, of which peers have some columns each; or [T, W], a share of a sum over
+peers, and None."""
+
+
+def branch_of(mlp: Mlp, inner: Sequence[Tensor], layout: Layout) -> Branch:  # noqa: ARG001 -- experts need it
+    return mlp(*inner), mlp.down
 
 
 def make_mlp(config: ModelConfig, peers: Peers, *, output_bias: bool) -> Mlp:
@@ -152,9 +161,9 @@ class ParallelBlock(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         attention, mlp = self.attention, self.mlp
         columns = (*attention.columns, *mlp.columns)
-        q, k, v, *inner = spread(self.norm(x), columns, self.peers, rows=mlp.down is None)
+        q, k, v, *inner = spread(self.norm(x), columns, self.peers, rows=not mlp.columns)
         heads = attention((q, k, v), cos, sin, layout)
-        branches = total([(heads, attention.output), (mlp(*inner), mlp.down)], self.peers)
+        branches = total([(heads, attention.output), branch_of(mlp, inner, layout)], self.peers)
         return x + (branches if self.bias is None else branches + self.bias)
 
 
@@ -174,8 +183,8 @@ class SerialBlock(nn.Module):
         attention, mlp = self.attention, self.mlp
         qkv = spread(self.attention_norm(x), attention.columns, self.peers)
         x = x + total([(attention(qkv, cos, sin, layout), attention.output)], self.peers)
-        inner = spread(self.mlp_norm(x), mlp.columns, self.peers, rows=mlp.down is None)
-        return x + total([(mlp(*inner), mlp.down)], self.peers)
+        inner = spread(self.mlp_norm(x), mlp.columns, self.peers, rows=not mlp.columns)
+        return x + total([branch_of(mlp, inner, layout)], self.peers)
 
 
 def spread(n: Tensor, columns: Sequence[nn.Linear], peers: Peers, *, rows: bool = False) -> list[Tensor]:
@@ -186,9 +195,8 @@ def spread(n: Tensor, columns: Sequence[nn.Linear], peers: Peers, *, rows: bool 
     return gather_linear(n, [(matrix.weight, matrix.bias) for matrix in columns], peers, rows=rows)
 
 
-def total(branches: Sequence[tuple[Tensor, nn.Linear | None]], peers: Peers) -> Tensor:
-    """The sum of branches over peers, own rows [R, W] of it. A branch is [T, k] and a matrix that it goes through, of
-    which peers have some columns each, or without one [T, W]. Biases, which all peers have, are added once, at last."""
+def total(branches: Sequence[Branch], peers: Peers) -> Tensor:
+    """The sum of branches over peers, own rows [R, W] of it. Biases, which all peers have, are added once, at last."""
     if peers.count == 1:
         return reduce(add, [branch if matrix is None else matrix(branch) for branch, matrix in branches])
     partials = [branch for branch, matrix in branches if matrix is None]

@@ -20,6 +20,7 @@ DIMENSIONS = {
     **dict.fromkeys(("query", "key", "value", "gate", "up", "embedding", "head"), 0),
     **dict.fromkeys(("output", "down"), 1),
 }
+STACK = 3  # dimensions of a stack of matrices, one for each expert: peers have some of them whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Box:
 
 def box_of(name: str, shape: torch.Size, rank: int, count: int) -> Box:
     """The piece of peer `rank` of `count` of the parameter of this name and whole shape."""
-    dimension = DIMENSIONS.get(name.split(".")[-2])
+    dimension = 0 if len(shape) == STACK else DIMENSIONS.get(name.split(".")[-2])
     if count == 1 or dimension is None or dimension >= len(shape):
         return Box(shape=shape, offsets=(0,) * len(shape), divided=False)
     start = first_of(shape[dimension], rank, count)

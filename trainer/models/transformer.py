@@ -23,7 +23,7 @@ from seqmesh.kernels.rotary import rotary_tables
 from seqmesh.kernels.tensor_parallel import ALONE, Peers, gather_linear, sum_linear
 from seqmesh.trainer.models.blocks import ParallelBlock, SerialBlock, make_block, make_linear, make_norm, unset
 from seqmesh.trainer.models.config import ModelConfig
-from seqmesh.trainer.models.division import Box, box_of, check_divisible, first_of, share_of
+from seqmesh.trainer.models.division import STACK, Box, box_of, check_divisible, first_of, share_of
 from seqmesh.trainer.models.places import part_of
 from seqmesh.trainer.part import Part
 
@@ -182,13 +182,14 @@ def init_weights(model: Transformer, seed: int) -> None:
     """
     std = model.config.init_std
     for name, part in parts_of(model).items():
+        if part.local.numel() == 0:
+            continue
         if len(part.shape) == 1:
             part.local.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
         to_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
         scaled = std / math.sqrt(2 * model.config.layers) if to_residual else std
-        drawn = torch.randn(part.shape, generator=_generator(seed, name), device="cpu")
-        part.local.copy_(drawn[part.place] * scaled)
+        part.local.copy_(_drawn(part, f"{seed}/{name}") * scaled)
 
 
 def parts_of(model: Transformer) -> dict[str, Part]:
@@ -197,10 +198,20 @@ def parts_of(model: Transformer) -> dict[str, Part]:
     return {name: part_of(held[name].detach(), box) for name, box in boxes.items()}
 
 
-def _generator(seed: int, name: str) -> torch.Generator:
-    """Of a parameter's numbers: the others need not be drawn, or held, for it."""
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
+def _drawn(part: Part, name: str) -> Tensor:
+    """Normal numbers of this name, this part of them. Of a stack each matrix has numbers of its own: those elsewhere
+    are not drawn."""
+    if len(part.shape) == STACK:
+        numbers, *inside = part.place
+        stack = range(numbers.start, numbers.stop)
+        return torch.stack([_normal(part.shape[1:], f"{name}/{number}")[tuple(inside)] for number in stack])
+    return _normal(part.shape, name)[part.place]
+
+
+def _normal(shape: torch.Size, name: str) -> Tensor:
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
+    return torch.randn(shape, generator=generator, device="cpu")
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:

@@ -1,0 +1,202 @@
+"""A model that peers divide gives the loss, the logits and the gradients of one that nobody divides, and exchanges no
+more than one gather and one reduce-scatter for a parallel block, forward and again backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from seqmesh.kernels.loss import UNSUPERVISED
+from seqmesh.kernels.tensor_parallel import Peers
+from seqmesh.trainer.host import Host
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.division import first_of
+from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.trainer.offload import Offloader
+from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.recompute import Recompute, set_recompute
+from tests.kernels.reference import layout_of, positions_of, relative_error
+from tests.ranks import run_ranks
+
+RANKS, LAYERS, WIDTH = 4, 4, 16
+PARALLEL = ModelConfig(vocab_size=37, width=WIDTH, layers=LAYERS, heads=4, kv_heads=4, ffn_width=24, init_std=0.2)
+SERIAL = replace(PARALLEL, block="serial", norm="layer", activation="gelu", biases="all", windows=(4, None))
+TIED = replace(PARALLEL, norm="layer", biases="all", tied_embeddings=True, windows=(None, 6), head_width=6)
+GATHER, SUM, STATISTICS = "_allgather_base_", "_reduce_scatter_base_", "allgather_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    config: ModelConfig
+    count: int
+    chunks: int = 1
+    lengths: tuple[int, ...] = (7, 1, 9)
+    padding: int = 0
+
+    @property
+    def packed(self) -> int:
+        """Rows once they are padded inside the model."""
+        each = self.count * self.chunks
+        return -(-(sum(self.lengths) + self.padding) // each) * each
+
+
+CASES = {
+    "parallel, 2 peers": Case(config=PARALLEL, count=2),
+    "parallel, 4 peers, 3 chunks": Case(config=PARALLEL, count=4, chunks=3),
+    "serial, all biases, 2 peers, 3 chunks, padded": Case(config=SERIAL, count=2, chunks=3, padding=2),
+    "serial, all biases, 4 peers": Case(config=SERIAL, count=4, lengths=(16, 8)),
+    "tied, all biases, 4 peers": Case(config=TIED, count=4),
+    "tied, all biases, 2 peers, 3 chunks": Case(config=TIED, count=2, chunks=3, lengths=(12,)),
+    "one row, 4 peers, 3 chunks": Case(config=TIED, count=4, chunks=3, lengths=(1,)),
+}
+EXACT = {name: CASES[name] for name in ("parallel, 2 peers", "serial, all biases, 2 peers, 3 chunks, padded")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """errors: of loss, logits and each gradient. calls: collectives by name, with the elements of the larger side."""
+
+    errors: dict[str, float]
+    calls: list[tuple[str, int]]
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.calls.append(
+                (func._opname, max(each.numel() for each in args if isinstance(each, Tensor)))
+                if func._opname != STATISTICS
+                else (STATISTICS, 0)
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def model_of(config: ModelConfig, peers: Peers = Peers()) -> Transformer:  # noqa: B008 -- frozen
+    """In float64, with biases and norms that are not 0 and 1, the same numbers whatever the division."""
+    model = Transformer(config, seed=0, peers=peers).double()
+    boxes = model.boxes()
+    with torch.no_grad():
+        for number, (name, parameter) in enumerate(model.named_parameters()):
+            if parameter.ndim == 1:
+                noise = torch.randn(boxes[name].shape, generator=torch.Generator().manual_seed(number)).double()
+                parameter.add_(0.3 * noise[boxes[name].place(parameter.shape)])
+    return model
+
+
+def batch_of(case: Case) -> tuple[Any, ...]:
+    """ids, positions, layout, labels."""
+    generator, rows = torch.Generator().manual_seed(1), sum(case.lengths) + case.padding
+    ids, labels = torch.randint(case.config.vocab_size, (2, rows), generator=generator, dtype=torch.int32)
+    labels[:1] = labels[sum(case.lengths) :] = UNSUPERVISED
+    return ids, positions_of(case.lengths, case.padding), layout_of(case.lengths), labels
+
+
+def take(model: Transformer, case: Case) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and all gradients here."""
+    loss, _ = model(*batch_of(case))
+    named = dict(model.named_parameters())
+    return loss.detach(), dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+
+
+def compared(case: Case, peers: Peers) -> Found:
+    whole, model = model_of(case.config), model_of(case.config, peers)
+    with Recorder() as recorder:
+        loss, gradients = take(model, case)
+    wanted, expected = take(whole, case)
+    errors = {"loss": relative_error(loss, wanted)}
+    for name, box in model.boxes().items():
+        if not box.divided:
+            dist.all_reduce(gradients[name], group=peers.group)
+        here = expected[name][box.place(gradients[name].shape)]
+        # A key's bias moves all scores of a row alike where no position turns it: next to nothing is left of it.
+        errors[name] = float((gradients[name] - here).norm() / max(1.0, float(expected[name].norm())))
+    vocabulary = range(case.config.vocab_size)[first_of(case.config.vocab_size, peers.rank, peers.count) :]
+    logits, all_logits = (each(*batch_of(case)[:3]) for each in (model, whole))
+    errors["logits"] = relative_error(logits, all_logits[:, vocabulary.start : vocabulary.start + logits.shape[1]])
+    return Found(errors=errors, calls=recorder.calls)
+
+
+def exact(case: Case, peers: Peers) -> bool:
+    """Whether recompute and offload change no bit."""
+    plain = take(model_of(case.config, peers), case)[1]
+    return all(same(plain, saving(case, peers, recompute, ratio)) for recompute, ratio in SAVINGS)
+
+
+SAVINGS: tuple[tuple[Recompute, float], ...] = (("full", 0.0), ("selective", 0.0), ("none", 0.6), ("selective", 0.6))
+
+
+def saving(case: Case, peers: Peers, recompute: Recompute, ratio: float) -> dict[str, Tensor]:
+    model = model_of(case.config, peers)
+    set_recompute(model.blocks, recompute)
+    offloader = Offloader(model.blocks, Host.of(torch.device("cpu")))
+    with offloader.micro_batch(ratio):
+        gradients = take(model, case)[1]
+    assert ratio == 0 or offloader.moved.tensors
+    return gradients
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def work(ranks: Ranks) -> tuple[dict[str, Found], dict[str, bool]]:
+    groups = {2: dist.new_group([0, 1]), 4: None}
+    found, unchanged = {}, {}
+    for name, case in CASES.items():
+        if ranks.rank < case.count:
+            peers = Peers(group=groups[case.count], rank=ranks.rank, count=case.count, chunks=case.chunks)
+            found[name] = compared(case, peers)
+            if name in EXACT:
+                unchanged[name] = exact(case, peers)
+    return found, unchanged
+
+
+@pytest.fixture(scope="module")
+def results() -> list[tuple[dict[str, Found], dict[str, bool]]]:
+    return run_ranks(work, RANKS)
+
+
+def test_loss_logits_and_gradients_are_those_of_the_undivided_model(results: list[Any]) -> None:
+    worst = {
+        name: max(
+            (error, rank, what)
+            for rank, (found, _) in enumerate(results)
+            if name in found
+            for what, error in found[name].errors.items()
+        )
+        for name in CASES
+    }
+    assert all(error <= 1e-12 for error, _, _ in worst.values()), worst
+    assert [len(found) for found, _ in results] == [7, 7, 4, 4]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_parallel_block_exchanges_half_of_what_a_serial_one_does(results: list[Any], name: str) -> None:
+    """Of 4 layers 8 gathers and reduce-scatters forward and 8 backward, or 16 and 16."""
+    case = CASES[name]
+    exchanges = (1 if case.config.block == "parallel" else 2) * LAYERS
+    block = [GATHER] * case.chunks + [SUM] * case.chunks
+    forward = [SUM] * case.chunks + exchanges * block + [GATHER] * case.chunks
+    for found, _ in results[: case.count]:
+        calls = [call for call in found[name].calls if call[0] != STATISTICS]
+        assert [call for call, _ in calls] == forward + forward[::-1][:0] + backward_of(forward)
+        assert {size for _, size in calls} == {case.packed * WIDTH // case.chunks}
+
+
+def backward_of(forward: list[str]) -> list[str]:
+    """The other way round, each exchange the other one."""
+    return [GATHER if call == SUM else SUM for call in reversed(forward)]
+
+
+def test_recompute_and_offload_change_no_bit_under_peers(results: list[Any]) -> None:
+    assert [unchanged for _, unchanged in results] == [dict.fromkeys(EXACT, True)] * 2 + [{}] * 2
