@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from seqmesh.kernels.layout import Layout, Ring, Traffic
 from seqmesh.loader.batch import PackedBatch
 from seqmesh.packer.pieces import chunk_sizes, piece_tokens
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.offload import Offloader, offloaded
 from seqmesh.trainer.optim.config import OptimConfig, learning_rate, set_rate
 from seqmesh.trainer.replicas.filler import run_filler
@@ -57,6 +58,7 @@ def accumulate(
     if batch.tokens == 0:
         if replica.runs_every_wave:
             replica.before_backward(last=batch.last_in_step)
+            assert isinstance(model, Transformer)
             run_filler(model, batch.input_ids.device)
         return
     replica.before_backward(last=batch.last_in_step)
