@@ -149,8 +149,8 @@ class Job:
 
 
 def go_on(ranks: Ranks, folder: Path) -> list[tuple[float, list[float], list[float], int]]:
-    """On every mesh: load what the last one left, put it away as it is, take a step, put that away. Of each the norm and
-    the sums of the step, norms of gradients that one process spoils, and the bytes that this process read."""
+    """On every mesh: load what the last one left, put it away as it is, take a step, put that away. Of each the norm
+    and the sums of the step, norms of gradients that one process spoils, and the bytes that this process read."""
     torch.set_num_threads(1)
     found = []
     for number, mesh in enumerate(RUN):
