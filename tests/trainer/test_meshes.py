@@ -1,154 +1,223 @@
-"""One job whose mesh changes on the way, beside one that is not changed, and what its processes exchange meanwhile.
+"""A run that goes from mesh to mesh: sums, norms, updates and checkpoints over all dimensions, beside one process.
 
-The whole trainer on four processes: the loop, one loader process, checkpoints.
+Gradients are not computed but made up, by name and process: what every process would have after its own micro-batches.
+So their sums over replicas, tensor peers and the ends of a pipeline are known, and with them every step.
 """
 
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
-from itertools import pairwise
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
-from seqmesh.loader.batch import batch_digest
-from seqmesh.trainer import loop, train
-from seqmesh.trainer.config import load_config
-from seqmesh.trainer.job import Job
-from seqmesh.trainer.passes import Batch
-from tests.jobs import VOCAB, logged, write_job
-from tests.ranks import new_store, run_ranks
-from tests.recording import Collective, Trace, switch_on, traced
-from tests.support import long_tail, make_set
+from seqmesh.kernels.tensor_parallel import Peers
+from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
+from seqmesh.trainer.checkpoints.read import read_whole
+from seqmesh.trainer.grid import Grid, ParallelConfig, alone, make_grid
+from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.division import box_of, layers_of
+from seqmesh.trainer.models.transformer import Transformer, parameter_shapes
+from seqmesh.trainer.optim import OptimConfig
+from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.part import Saved
+from seqmesh.trainer.replicas import Replica, Sharding, make_replica
+from seqmesh.trainer.replicas.held import EMBEDDING
+from tests.checkpoints import saver_of, zeros
+from tests.ranks import run_ranks
+from tests.trainer.slow_lamb import SlowLamb
 
-STEPS = 6
-LOADER = {"tokens_per_step": 128, "capacity": 32, "max_document": 60, "overlong": "split", "seed": 5}
-MODEL = {"vocab_size": VOCAB, "width": 16, "layers": 4, "heads": 4, "kv_heads": 2}
-MESHES = (["parallel={tensor: 2}", "steps=2"], ["steps=4"], ["parallel={stages: 2, parts: 2}", f"steps={STEPS}"])
-Documents = set[tuple[int, int, int]]  # row of the set, offset there, length
-
-
-@dataclass
-class Ran:
-    """Of one process and one start of a job. documents: of which it had a piece, in each step; batches: the digests of
-    what it was served."""
-
-    trace: Trace = field(default_factory=Trace)
-    documents: dict[int, Documents] = field(default_factory=dict)
-    batches: list[str] = field(default_factory=list)
-
-    def note(self, batch: Batch) -> str:
-        """In place of the loop's `batch_digest`."""
-        columns = (batch.document_ids, batch.document_offsets, batch.document_lengths)
-        self.documents.setdefault(batch.step, set()).update(zip(*(c.tolist() for c in columns), strict=True))
-        self.batches.append(batch_digest(batch))
-        return self.batches[-1]
-
-    def run(self, job: Job) -> None:
-        """In place of the trainer's `run`."""
-        with traced() as self.trace:
-            loop.run(job)
+CONFIG = ModelConfig(  # vectors that are divided and that are not, a vocabulary that two peers share unevenly
+    vocab_size=13, width=8, layers=4, heads=4, kv_heads=4, biases="all", tied_embeddings=True, init_std=0.2
+)
+OPTIM = OptimConfig(name="lamb", lr=0.05, clip=None)
+PROCESSES = 8
+CPU = torch.device("cpu")
 
 
-def run_starts(starts: Sequence[tuple[Path, list[str]]], ports: Sequence[int]) -> list[Ran]:
-    """A process of four, in each start of a job. ports: of a store for each."""
-    every = []
-    for (job, overrides), port in zip(starts, ports, strict=True):
-        os.environ["MASTER_PORT"] = str(port)
-        ran = Ran()
-        with patch.object(train, "run", ran.run), patch.object(loop, "batch_digest", ran.note):
-            train.train(load_config(job, overrides), say=lambda _line: None)
-        every.append(ran)
-    return every
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """What the processes are spread as."""
+
+    tensor: int
+    stages: int
+    parts: int
+    sharding: Sharding
+
+    @property
+    def replicas(self) -> int:
+        return PROCESSES // (self.tensor * self.stages)
 
 
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """One that is to change its mesh, one that is not."""
-    data = make_set(tmp_path_factory.mktemp("set"), long_tail(80, 60), vocab=VOCAB)
-    common = {"loader": LOADER | {"data": str(data)}, "model": MODEL, "dtype": "float64", "ranks": 4, "steps": STEPS}
-    common |= {"optim": {"lr": 1e-2, "final": 1.0}}
-    changed, whole = (write_job(tmp_path_factory.mktemp(name), data, **common) for name in ("changed", "whole"))
-    return changed, whole
+RUN = (
+    Mesh(2, 1, 1, "replicated"),
+    Mesh(1, 1, 1, "parameters"),
+    Mesh(1, 2, 1, "optimizer"),
+    Mesh(2, 2, 1, "parameters"),
+    Mesh(2, 1, 1, "optimizer"),
+    Mesh(4, 2, 1, "replicated"),
+    Mesh(1, 2, 2, "parameters"),
+    Mesh(2, 2, 2, "optimizer"),
+    Mesh(1, 2, 1, "replicated"),
+)
 
 
-@pytest.fixture(scope="module")
-def starts(jobs: tuple[Path, Path]) -> list[list[Ran]]:
-    """By start, then by process: the last is that of the job that does not change."""
-    changed, whole = jobs
-    every = [*((changed, mesh) for mesh in MESHES), (whole, [])]
-    stores = [new_store() for _ in every]
-    ran = run_ranks(run_starts, 4, every, [store.port for store in stores], before=switch_on, join=False)
-    return [list(processes) for processes in zip(*ran, strict=True)]
+@cache
+def shapes() -> dict[str, torch.Size]:
+    return parameter_shapes(CONFIG)
 
 
-def test_a_job_that_changes_its_mesh_keeps_its_loss_curve_and_its_global_batches(
-    jobs: tuple[Path, Path], starts: list[list[Ran]]
-) -> None:
-    changed, whole = (logged(job) for job in jobs)
-    assert list(changed) == list(whole) == list(range(1, STEPS + 1))
-    for step, record in whole.items():
-        assert changed[step]["loss"] == pytest.approx(record["loss"], rel=1e-9)
-        assert changed[step]["grad_norm"] == pytest.approx(record["grad_norm"], rel=1e-9)
-    assert sum(record["rings"] for record in changed.values()) > 3
-    documents = [union(processes) for processes in starts]
-    assert documents[0] | documents[1] | documents[2] == documents[3]
-    assert [sorted(each) for each in documents] == [[0, 1], [2, 3], [4, 5], [0, 1, 2, 3, 4, 5]]
+def drawn(*key: object) -> Tensor:
+    """[whole shape] for a key whose first entry is the parameter's name."""
+    generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
+    return torch.randn(shapes()[str(key[0])], generator=generator, dtype=torch.float64)
 
 
-def union(processes: Sequence[Ran]) -> dict[int, Documents]:
-    """The global batches, by step."""
-    return {
-        step: set[tuple[int, int, int]]().union(*(ran.documents[step] for ran in processes))
-        for step in processes[0].documents
-    }
+def is_divided(name: str, tensor: int) -> bool:
+    return box_of(name, shapes()[name], 0, tensor).divided
 
 
-def test_all_processes_of_a_replica_are_served_the_same_batches(starts: list[list[Ran]]) -> None:
-    for processes, replicas in zip(starts, ([0, 0, 1, 1], [0, 1, 2, 3], [0, 1, 0, 1], [0, 1, 2, 3]), strict=True):
-        served = [ran.batches for ran in processes]
-        assert [served.index(batches) for batches in served] == [replicas.index(replica) for replica in replicas]
+def share(name: str, step: int, mesh: Mesh, replica: int, peer: int, stage: int) -> Tensor:
+    """What a process adds to the gradient of a parameter: of one that is divided, its own piece of this."""
+    end = stage if name == EMBEDDING else 0
+    return drawn(name, step, replica, end, 0 if is_divided(name, mesh.tensor) else peer)
 
 
-def test_members_of_every_group_exchange_the_same_in_the_same_order_and_no_two_can_wait_for_each_other(
-    starts: list[list[Ran]],
-) -> None:
-    """No group is made under way: `traced` checks that."""
-    axes = (("tensor", "data"), (), ("data", "stages", "returns"), ())
-    for processes, expected in zip(starts, axes, strict=True):
-        traces = [ran.trace for ran in processes]
-        groups = set().union(*(trace.groups for trace in traces))
-        assert {name for name, *_ in groups} == {"default_pg", *expected}
-        for name, *members in groups:
-            orders = [of_group(traces[int(member)], (name, *members)) for member in members]
-            assert orders == [orders[0]] * len(members)
-            assert orders[0] or name in ("stages", "returns")  # where there are messages alone
-        check_no_circle([trace.collectives for trace in traces])
+def whole_gradient(name: str, step: int, mesh: Mesh) -> Tensor:
+    peers = 1 if is_divided(name, mesh.tensor) else mesh.tensor
+    ends = {0, mesh.stages - 1} if name == EMBEDDING else {0}
+    every = [share(name, step, mesh, r, p, s) for r in range(mesh.replicas) for p in range(peers) for s in ends]
+    return torch.stack(every).sum(0)
 
 
-def of_group(trace: Trace, group: tuple[str, ...]) -> list[Collective]:
-    found = [each for each in trace.collectives if each[0] == group]
-    numbers = [number for _, number, _ in found]
-    assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
+class Job:
+    """One process of a run on a mesh."""
+
+    def __init__(self, mesh: Mesh, grid: Grid) -> None:
+        self.mesh, self.grid = mesh, grid
+        layers = layers_of(CONFIG.layers, mesh.stages * mesh.parts)[grid.stages.rank :: mesh.stages]
+        peers = Peers(group=grid.tensor.group, rank=grid.tensor.rank, count=grid.tensor.count)
+        self.model = Transformer(CONFIG, seed=0, layers=layers, peers=peers).double()
+        for block in self.model.blocks:  # as experts have one: the same on every process that has the layer
+            block.register_buffer("balance", torch.zeros(3))
+        self.replica: Replica = make_replica(self.model, grid, "free", mesh.sharding, extra=2)
+        self.optimizer = self.replica.make_optimizer(OPTIM)
+
+    def tensors(self) -> Saved:
+        return self.replica.tensors(self.optimizer)
+
+    def make_gradient(self, step: int) -> None:
+        grid, boxes = self.grid, self.model.boxes()
+        self.replica.begin_step()
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.unshard()  # what is sharded is whole from here to the step's end
+        for name, parameter in self.model.named_parameters():
+            box = boxes[name]
+            given = share(name, step, self.mesh, grid.data.rank, grid.tensor.rank, grid.stages.rank)
+            piece = given[box.place(parameter.shape)]
+            if parameter.grad is None:
+                parameter.grad = piece.clone()
+            else:
+                parameter.grad.copy_(piece)
+        if grid.speaks:
+            self.replica.extra += torch.tensor([1.0, grid.data.rank])
+
+    def spoil(self, value: float, number: int) -> None:
+        """One element of one parameter's gradient."""
+        held = [p for p in self.model.parameters() if p.numel()]
+        gradient = held[number % len(held)].grad
+        assert gradient is not None
+        gradient.view(-1)[-1] = value
+
+    def finish(self, *, update: bool) -> tuple[float, list[float]]:
+        """The norm and `extra`."""
+        self.replica.reduce_()
+        found = self.replica.norm(), self.replica.extra.tolist()
+        if update:
+            for group in self.optimizer.param_groups:
+                group["lr"] = OPTIM.lr
+            self.replica.scale_(0.5)
+            self.replica.update(self.optimizer)
+        self.replica.zero_()
+        return found
+
+
+def go_on(ranks: Ranks, folder: Path) -> list[tuple[float, list[float], list[float], int]]:
+    """On every mesh: load what the last one left, put it away as it is, take a step, put that away. Of each the norm
+    and the sums of the step, norms of gradients that one process spoils, and the bytes that this process read."""
+    torch.set_num_threads(1)
+    found = []
+    for number, mesh in enumerate(RUN):
+        config = ParallelConfig(tensor=mesh.tensor, stages=mesh.stages, parts=mesh.parts)
+        job = Job(mesh, make_grid(ranks, config))
+        newest = newest_checkpoint(folder, ranks, print)
+        assert newest is not None
+        read = load(newest, zeros(job.tensors()), job.grid).bytes_read
+        job.replica.loaded(job.optimizer)
+        with saver_of(folder, job.tensors(), job.grid, keep=99) as saver:
+            saver.save(2 * number + 1, job.tensors(), {})
+            spoilt = list(spoilt_norms(job, number))
+            job.make_gradient(number)
+            norm, extra = job.finish(update=True)
+            for block in job.model.blocks:
+                block.get_buffer("balance").add_(1)
+            saver.save(2 * number + 2, job.tensors(), {})
+        found.append((norm, extra, spoilt, read))
     return found
 
 
-def check_no_circle(orders: Sequence[Sequence[Collective]]) -> None:
-    """Each process ends one exchange before it begins the next: there must be an order of all of them that is every
-    process's own."""
-    sorter = TopologicalSorter[Collective]()
-    for order in orders:
-        for before, after in pairwise(order):
-            sorter.add(after, before)
-    assert len(list(sorter.static_order())) == len(set().union(*orders))
+def spoilt_norms(job: Job, seed: int) -> Iterator[float]:
+    for bad in range(seed % 2, PROCESSES, 2):
+        job.make_gradient(0)
+        if job.grid.world.rank == bad:
+            job.spoil(math.nan if bad % 3 else math.inf, bad + seed)
+        yield job.finish(update=False)[0]
 
 
-def test_what_one_process_sends_another_takes_in_the_same_order(starts: list[list[Ran]]) -> None:
-    ringed, piped = {"default_pg"}, {"default_pg", "stages", "returns"}
-    for processes, expected in zip(starts, (ringed, ringed, piped, ringed), strict=True):
-        sent = {way: sizes for ran in processes for way, sizes in ran.trace.sent.items()}
-        received = {way: sizes for ran in processes for way, sizes in ran.trace.received.items()}
-        assert sent == received
-        assert {group[0] for group, _, _ in sent} == expected
+def put_away_alone(folder: Path) -> Job:
+    """Step 0: the weights of the seed, moments and buffers of zeros."""
+    job = Job(Mesh(1, 1, 1, "replicated"), alone(CPU))
+    with saver_of(folder, job.tensors()) as saver:
+        saver.save(0, job.tensors(), {})
+    return job
+
+
+def contents(path: Path) -> dict[str, Tensor]:
+    return read_whole(path)
+
+
+def test_a_run_goes_from_mesh_to_mesh_as_on_one_process(tmp_path: Path) -> None:
+    start = put_away_alone(tmp_path)
+    results = run_ranks(go_on, PROCESSES, tmp_path)
+    weights = {name: p.detach().clone() for name, p in start.model.named_parameters()}
+    slow = SlowLamb([weights[name] for name in shapes()], OPTIM)
+    for number, mesh in enumerate(RUN):
+        gradient = {name: whole_gradient(name, number, mesh) for name in shapes()}
+        norm = float(torch.cat([each.flatten() for each in gradient.values()]).norm())
+        of_all = [found[number] for found in results]
+        assert len({each[0] for each in of_all}) == 1, mesh  # the same bits
+        assert of_all[0][0] == pytest.approx(norm, rel=1e-12), mesh
+        assert all(each[1] == [mesh.replicas, sum(range(mesh.replicas))] for each in of_all), mesh
+        assert all(not math.isfinite(each) for found in of_all for each in found[2]), mesh
+        before, after = (contents(tmp_path / f"step-{2 * number + later:08d}") for later in (0, 1))
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before), mesh  # loaded and put away, bit for bit
+        slow.step([0.5 * gradient[name] for name in shapes()], OPTIM.lr)
+        done = contents(tmp_path / f"step-{2 * number + 2:08d}")
+        for i, (name, moment, square) in enumerate(zip(shapes(), slow.m, slow.v, strict=True)):
+            for slot, expected in (("exp_avg", moment), ("exp_avg_sq", square)):
+                assert torch.allclose(done[f"optimizer/{name}/{slot}"], expected, rtol=1e-11, atol=1e-13), (mesh, name)
+            assert torch.allclose(done[f"model/{name}"], slow.parameters[i], rtol=1e-11, atol=1e-13), (mesh, name)
+        assert done["optimizer/step"] == number + 1
+        assert all(done[f"model/blocks.{layer}.balance"].eq(number + 1).all() for layer in range(CONFIG.layers))
+    end = Job(Mesh(1, 1, 1, "replicated"), alone(CPU))
+    last = tmp_path / f"step-{2 * len(RUN):08d}"
+    load(last, zeros(end.tensors()), end.grid)
+    held = contents(last)
+    assert all(torch.equal(part.local, held[name]) for name, part in end.tensors().items())
