@@ -20,7 +20,7 @@ from seqmesh.trainer.activations import bytes_per_token, saved_bytes
 from seqmesh.trainer.host import Host
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.division import first_of, layers_of
-from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.trainer.models.transformer import Transformer, parts_of
 from seqmesh.trainer.offload import Offloader, offloaded
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.recompute import Recompute, set_recompute
@@ -84,12 +84,10 @@ class Recorder(TorchDispatchMode):
 def model_of(config: ModelConfig, peers: Peers = Peers()) -> Transformer:  # noqa: B008 -- frozen
     """In float64, with biases and norms that are not 0 and 1, the same numbers whatever the division."""
     model = Transformer(config, seed=0, peers=peers).double()
-    boxes = model.boxes()
-    with torch.no_grad():
-        for number, (name, parameter) in enumerate(model.named_parameters()):
-            if parameter.ndim == 1:
-                noise = torch.randn(boxes[name].shape, generator=torch.Generator().manual_seed(number)).double()
-                parameter.add_(0.3 * noise[boxes[name].place(parameter.shape)])
+    for number, part in enumerate(parts_of(model).values()):
+        if part.local.ndim == 1:
+            noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(number)).double()
+            part.local.add_(0.3 * noise[part.place])
     return model
 
 
