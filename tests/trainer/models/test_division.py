@@ -155,13 +155,17 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def counted(config: ModelConfig, recompute: Recompute, peers: Peers) -> bool:
-    """Whether a token's bytes are counted as a layer saves them, with so many rows that nothing is small."""
+    """Whether a token's bytes are counted as a layer saves them, with so many rows that nothing is small; on all peers
+    together, since experts may be chosen unevenly."""
     rows = 257 * peers.count
     layer = model_of(config, peers).blocks[0]
     set_recompute([layer], recompute)
     tables = rotary_tables(torch.arange(rows), config.head_dim, config.rope_base, torch.float64)
-    found = saved_bytes(layer, torch.randn(257, WIDTH, dtype=torch.float64), *tables, layout_of([rows]))
-    return LAYERS * found / rows == bytes_per_token(config, recompute, torch.float64, peers.count)
+    x = torch.randn(257, WIDTH, generator=torch.Generator().manual_seed(peers.rank), dtype=torch.float64)
+    found = torch.tensor(saved_bytes(layer, x, *tables, layout_of([rows])))
+    dist.all_reduce(found, group=peers.group)
+    expected = peers.count * rows * bytes_per_token(config, recompute, torch.float64, peers.count)
+    return LAYERS * int(found) == expected
 
 
 def work(ranks: Ranks) -> tuple[dict[str, Found], dict[str, bool]]:
