@@ -207,7 +207,7 @@ def reference(
             move_biases_(model, loads.tolist())
     return Reference(
         gradients=gradients,
-        weights=flat({n: p.detach() for n, p in model.named_parameters()}),
+        weights=flat(model.state_dict()),
         balance=flat(dict(model.named_buffers())),
     )
 

@@ -178,10 +178,3 @@ def test_a_part_of_a_model_speaks_for_its_own_layers() -> None:
     assert "blocks.1.mlp.balance" in names
     assert {name for name in last.state_dict() if "balance" in name or "counts" in name} == {"blocks.1.mlp.balance"}
     assert torch.equal(last.blocks[1].mlp.balance, whole.blocks[1].mlp.balance)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("theirs", [Peers(rank=1, count=3), Peers(count=8)])
-def test_experts_that_peers_can_not_divide_are_refused(theirs: Peers) -> None:
-    config = replace(MODEL, heads=24, kv_heads=24, width=48)
-    with pytest.raises(ValueError, match=f"experts is 4: must be a multiple of the tensor peers, {theirs.count}"):
-        Transformer(config, seed=0, peers=theirs)
