@@ -8,24 +8,25 @@ from pathlib import Path
 
 import torch
 
+from seqmesh.kernels.tensor_parallel import Peers
 from seqmesh.loader.cost_file import cost_digest
 from seqmesh.loader.embedded import Loader
 from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.checkpoints.save import Saver
 from seqmesh.trainer.config import TrainConfig
 from seqmesh.trainer.flops import Peak, Work, find_peak, make_work
-from seqmesh.trainer.grid import Grid
+from seqmesh.trainer.grid import Grid, ParallelConfig
 from seqmesh.trainer.host import Host
 from seqmesh.trainer.models.balance import loads_size
 from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.division import layers_of
 from seqmesh.trainer.models.transformer import Transformer, init_weights
 from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.part import Saved
 from seqmesh.trainer.passes import Passes
-from seqmesh.trainer.pipeline.run import Pipeline
 from seqmesh.trainer.recompute import set_recompute
 from seqmesh.trainer.replicas import Replica, make_replica, sharding_of
-from seqmesh.trainer.step import EXTRA, Accumulator, Runner
+from seqmesh.trainer.step import EXTRA, Runner, make_runner
 
 Say = Callable[[str], object]
 
@@ -102,7 +103,7 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
         say=say,
         model=model,
         replica=replica,
-        runner=_make_runner(passes, config),
+        runner=make_runner(passes, config.parallel.parts),
         offloader=offloader,
         optimizer=optimizer,
         work=work,
@@ -114,13 +115,17 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
 def _make_model(config: TrainConfig, grid: Grid, dtype: torch.dtype) -> Transformer:
     """With its weights; on the meta device, without, where parameters are to be sharded: no rank ever has them all."""
     if sharding_of(grid, config.loader.mode, config.sharding) != "parameters":
-        return Transformer(config.model, seed=config.seed).to(grid.world.device, dtype)
+        return held_model(config.model, config.parallel, grid, seed=config.seed).to(grid.world.device, dtype)
     with torch.device("meta"):
-        return Transformer(config.model, seed=config.seed).to(dtype)
+        return held_model(config.model, config.parallel, grid, seed=config.seed).to(dtype)
 
 
-def _make_runner(passes: Passes, config: TrainConfig) -> Runner:
-    return Pipeline(passes, config.parallel.parts) if config.parallel.stages > 1 else Accumulator(passes)
+def held_model(config: ModelConfig, parallel: ParallelConfig, grid: Grid, *, seed: int) -> Transformer:
+    """What a process of the grid holds of a model: its stage's stretches of layers, and its share of each."""
+    stages, tensor = grid.stages, grid.tensor
+    layers = layers_of(config.layers, stages.count * parallel.parts)[stages.rank :: stages.count]
+    peers = Peers(group=tensor.group, rank=tensor.rank, count=tensor.count, chunks=parallel.chunks)
+    return Transformer(config, seed=seed, layers=layers, peers=peers)
 
 
 def count_work(config: ModelConfig) -> Work:

@@ -14,6 +14,7 @@ import torch
 
 from seqmesh.trainer.optim.config import OptimConfig, learning_rate, set_rate
 from seqmesh.trainer.passes import Batch, Passes
+from seqmesh.trainer.pipeline.run import Pipeline
 from seqmesh.trainer.replicas.filler import run_filler
 from seqmesh.trainer.replicas.replica import Replica
 
@@ -62,6 +63,11 @@ class Accumulator:
             elif passes.replica.runs_every_wave:
                 passes.begin(batch)
                 run_filler(passes.model, batch.input_ids.device)
+
+
+def make_runner(passes: Passes, parts: int = 1) -> Runner:
+    """parts: that each stage of a pipeline has."""
+    return Pipeline(passes, parts) if passes.grid.stages.count > 1 else Accumulator(passes)
 
 
 def finish_step(

@@ -18,7 +18,8 @@ from seqmesh.kernels.loss import UNSUPERVISED, cross_entropy_sum
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import LoaderSettings
-from seqmesh.trainer.grid import one_each
+from seqmesh.trainer.grid import Grid, ParallelConfig, make_grid
+from seqmesh.trainer.job import held_model
 from seqmesh.trainer.models.balance import loads_size, move_biases_, take_loads
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
@@ -27,7 +28,7 @@ from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved
 from seqmesh.trainer.passes import Batch, Passes
 from seqmesh.trainer.replicas import Replica, Sharding, make_replica
-from seqmesh.trainer.step import EXTRA, Accumulator, StepResult, finish_step
+from seqmesh.trainer.step import EXTRA, StepResult, finish_step, make_runner
 from tests.support import documents_of
 from tests.trainer.slow_lamb import SlowLamb
 
@@ -45,9 +46,10 @@ class Job:
 
     settings: LoaderSettings
     sharding: Sharding | None = None
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    model: ModelConfig = CONFIG
     optim: OptimConfig = field(default_factory=OptimConfig)
     dtype: str = "float64"
-    config: ModelConfig = CONFIG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +79,18 @@ def take_all(ranks: Ranks, jobs: Sequence[Job]) -> list[Taken]:
 
 def take_steps(ranks: Ranks, job: Job) -> Taken:
     """The first steps of a job on this rank."""
-    model, grid = new_model(job.dtype, job.config), one_each(ranks)
-    extra = EXTRA + loads_size(job.config)
+    torch.set_num_threads(1)
+    grid, extra = make_grid(ranks, job.parallel), EXTRA + loads_size(job.model)
+    model = held_model(job.model, job.parallel, grid, seed=0).to(getattr(torch, job.dtype))
     replica = make_replica(model, grid, job.settings.mode, job.sharding, extra=extra)
     optimizer, recorder = replica.make_optimizer(job.optim), replica.make_optimizer(RECORDER)
-    runner = Accumulator(Passes(model=model, replica=replica, grid=grid, capacity=job.settings.capacity))
+    passes = Passes(model=model, replica=replica, grid=grid, capacity=job.settings.capacity)
+    runner = make_runner(passes, job.parallel.parts)
     gradients, results, counts = [], [], []
     groups = groups_now()
     with (
         patch("torch.distributed.new_group", side_effect=AssertionError("a process group is made in a step")),
-        Loader(job.settings, rank=ranks.rank, mode="inline") as loader,
+        Loader(job.settings, rank=grid.data.rank, mode="inline") as loader,
     ):
         batches = iter(loader)
         for step in range(STEPS):
@@ -96,7 +100,7 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
             counts.append(sum(batch.tokens > 0 for batch in taken))
             replica.extra[EXTRA:] = take_loads(model)
             replica.reduce_()
-            gradients.append(gradient_of(replica, recorder))
+            gradients.append(gradient_of(replica, recorder, grid))
             supervised = taken[-1].supervised_tokens_in_step
             results.append(finish_step(replica, optimizer, job.optim, supervised=supervised, step=step, steps=STEPS))
             if results[-1].updated:
@@ -105,8 +109,8 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
         gradients=gradients,
         results=results,
         counts=counts,
-        sent=runner.passes.traffic.sent,
-        weights=flat(whole(replica.tensors(optimizer), "model/")),
+        sent=passes.traffic.sent,
+        weights=flat(whole(replica.tensors(optimizer), "model/", grid=grid)),
         own=digest(model),
         groups=groups_now() - groups,
         balance=flat(dict(model.named_buffers())),
@@ -121,10 +125,10 @@ def batches_of_step(batches: Iterator[Batch]) -> list[Batch]:
     return taken
 
 
-def gradient_of(replica: Replica, recorder: torch.optim.Optimizer) -> Vector:
+def gradient_of(replica: Replica, recorder: torch.optim.Optimizer, grid: Grid | None = None) -> Vector:
     """The whole gradient, whichever way it lies on the ranks; all of them must call it."""
     replica.update(recorder)
-    return flat(whole(replica.tensors(recorder), "optimizer/", "/exp_avg"))
+    return flat(whole(replica.tensors(recorder), "optimizer/", "/exp_avg", grid=grid))
 
 
 def groups_now() -> int:
@@ -139,25 +143,35 @@ def digest(model: nn.Module) -> str:
     return hashlib.sha256(b"".join(p.numpy().tobytes() for p in every)).hexdigest()
 
 
-def whole(saved: Saved, prefix: str = "", suffix: str = "") -> dict[str, Tensor]:
-    """Whole tensors of the names with this beginning and end, on every rank; all ranks must call it."""
+def whole(saved: Saved, prefix: str = "", suffix: str = "", *, grid: Grid | None = None) -> dict[str, Tensor]:
+    """Whole tensors of the names with this beginning and end, on every rank; all ranks must call it. grid: None where
+    every process is a replica."""
     chosen = {name: part for name, part in saved.items() if name.startswith(prefix) and name.endswith(suffix)}
-    return _join(chosen) if dist.is_initialized() else {name: part.local.clone() for name, part in chosen.items()}
+    return _join(chosen, grid) if dist.is_initialized() else {name: part.local.clone() for name, part in chosen.items()}
 
 
-def _join(parts: Saved) -> dict[str, Tensor]:
-    """All of them in one reduction, in which a second number counts who holds each element; what all hold counts for
-    the first rank."""
-    both = {name: torch.zeros(2, *part.shape, dtype=part.local.dtype) for name, part in parts.items()}
+def _join(parts: Saved, grid: Grid | None) -> dict[str, Tensor]:
+    """All of them in one reduction, in which a second number counts who holds each element; what all replicas hold
+    counts for the first."""
+    first = grid.data.is_first if grid else dist.get_rank() == 0
+    shapes = _union({name: (part.shape, part.local.dtype) for name, part in parts.items()})
+    both = {name: torch.zeros(2, *shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
     for name, part in parts.items():
-        if not part.shared or dist.get_rank() == 0:
+        if not part.spare and (first or not part.shared):
             both[name][:, *part.place] = torch.stack([part.local, torch.ones_like(part.local)])
     end_to_end = torch.cat([each.flatten() for each in both.values()])
     dist.all_reduce(end_to_end)
     joined = torch.split(end_to_end, [each.numel() for each in both.values()])
-    tensors = {name: each.view(2, *parts[name].shape) for name, each in zip(both, joined, strict=True)}
+    tensors = {name: each.view(2, *shapes[name][0]) for name, each in zip(both, joined, strict=True)}
     assert all(each[1].eq(1).all() for each in tensors.values()), "an element is on no rank or on two"
     return {name: each[0] for name, each in tensors.items()}
+
+
+def _union(mine: dict[str, Any]) -> dict[str, Any]:
+    """What any rank has."""
+    every: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, mine)
+    return {name: value for each in every for name, value in each.items()}
 
 
 def flat(tensors: dict[str, Tensor]) -> Vector:

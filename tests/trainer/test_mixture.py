@@ -33,7 +33,7 @@ def test_every_mode_and_sharding_takes_the_steps_of_one_process(tmp_path: Path, 
             settings=settings_of(cases[name], tmp_path / name, count, mode),
             sharding=sharding,
             optim=OPTIM,
-            config=MIXTURE,
+            model=MIXTURE,
         )
         for name, mode, sharding in JOBS[count]
     ]

@@ -212,6 +212,8 @@ def test_a_parallel_block_exchanges_half_of_what_a_serial_one_does(results: list
         calls = [call for call in found[name].calls if call[0] != STATISTICS]
         assert [call for call, _ in calls] == forward + forward[::-1][:0] + backward_of(forward)
         assert {size for _, size in calls} == {case.packed * WIDTH // case.chunks}
+        # The loss: whether all have the same rows, and one chunk of them; the first row has no label.
+        assert len(found[name].calls) - len(calls) == 1 + (sum(case.lengths) > 1)
 
 
 def backward_of(forward: list[str]) -> list[str]:
