@@ -34,6 +34,7 @@ from tests.trainer.slow_lamb import SlowLamb
 
 CONFIG = ModelConfig(vocab_size=50, width=16, layers=2, heads=4, kv_heads=2, init_std=0.2)
 STEPS = 2
+BALANCE = ".balance"  # how names of biases of experts' choices end
 # With no memory of earlier steps and no rate, its first moment is the gradient.
 RECORDER = OptimConfig(lr=0.0, betas=(0.0, 0.0), weight_decay=0.0)
 Vector = npt.NDArray[np.float64]
@@ -105,15 +106,16 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
             results.append(finish_step(replica, optimizer, job.optim, supervised=supervised, step=step, steps=STEPS))
             if results[-1].updated:
                 move_biases_(model, results[-1].loads)
+    held = whole(replica.tensors(optimizer), "model/", grid=grid)
     return Taken(
         gradients=gradients,
         results=results,
         counts=counts,
         sent=passes.traffic.sent,
-        weights=flat(whole(replica.tensors(optimizer), "model/", grid=grid)),
+        weights=flat(held),
         own=digest(model),
         groups=groups_now() - groups,
-        balance=flat(dict(model.named_buffers())),
+        balance=flat({name: each for name, each in held.items() if name.endswith(BALANCE)}),
     )
 
 
@@ -222,7 +224,7 @@ def reference(
     return Reference(
         gradients=gradients,
         weights=flat(model.state_dict()),
-        balance=flat(dict(model.named_buffers())),
+        balance=flat({name: each for name, each in model.state_dict().items() if name.endswith(BALANCE)}),
     )
 
 
