@@ -113,7 +113,8 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
 
 
 def _make_model(config: TrainConfig, grid: Grid, dtype: torch.dtype) -> Transformer:
-    """With its weights; on the meta device, without, where parameters are to be sharded: no rank ever has them all."""
+    """What this process holds of it, with its weights; on the meta device, without, where parameters are to be sharded:
+    no process ever has them all."""
     if sharding_of(grid, config.loader.mode, config.sharding) != "parameters":
         return held_model(config.model, config.parallel, grid, seed=config.seed).to(grid.world.device, dtype)
     with torch.device("meta"):

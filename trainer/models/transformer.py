@@ -185,6 +185,8 @@ def init_weights(model: Transformer, seed: int) -> None:
     for buffer in model.buffers():
         buffer.zero_()
     for name, part in parts_of(model).items():
+        if part.local.numel() == 0:
+            continue
         if len(part.shape) == 1:
             part.local.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
