@@ -17,7 +17,7 @@ from seqmesh.trainer.replicas import Sharding
 from tests.trainer.steps import CONFIG, Job, Reference, Taken, reference, relative_error
 from tests.trainer.test_gradient import cases_for, run_jobs, settings_of
 
-MIXTURE = replace(CONFIG, experts=4, ffn_width=24, balance_rate=0.02)
+MIXTURE = replace(CONFIG, experts=6, ffn_width=24, balance_rate=0.02)
 OPTIM = OptimConfig(name="lamb", lr=0.05, clip=0.5)
 
 
