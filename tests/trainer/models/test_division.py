@@ -225,7 +225,7 @@ def test_recompute_and_offload_change_no_bit_under_peers_and_bytes_are_counted(r
     assert [unchanged for _, unchanged in results] == [dict.fromkeys(names, True)] * 2 + [{}] * 2
 
 
-@pytest.mark.parametrize("config", [PARALLEL, SERIAL, TIED], ids=["parallel", "serial", "tied"])
+@pytest.mark.parametrize("config", [PARALLEL, SERIAL, TIED, EXPERTS], ids=["parallel", "serial", "tied", "experts"])
 def test_every_piece_has_the_numbers_of_the_whole_model(config: ModelConfig) -> None:
     whole = dict(Transformer(config, seed=5).named_parameters())
     seen = {name: torch.zeros_like(weight) for name, weight in whole.items()}
@@ -245,7 +245,7 @@ def test_every_piece_has_the_numbers_of_the_whole_model(config: ModelConfig) -> 
 
 
 @pytest.mark.parametrize(("stages", "parts"), [(2, 1), (4, 1), (2, 2)])
-@pytest.mark.parametrize("config", [PARALLEL, TIED], ids=["untied", "tied"])
+@pytest.mark.parametrize("config", [PARALLEL, TIED, EXPERTS], ids=["untied", "tied", "experts"])
 def test_stages_one_after_the_other_are_the_whole_model(config: ModelConfig, stages: int, parts: int) -> None:
     case = Case(config=config, count=1, padding=1)
     layers = layers_of(LAYERS, stages * parts)
@@ -286,6 +286,7 @@ def test_stretches_of_layers_follow_each_other_and_differ_by_one() -> None:
         ({}, 3, "heads is 4: must be a multiple of the tensor peers, 3"),
         ({"kv_heads": 2}, 4, "kv_heads is 2: must be a multiple of the tensor peers, 4"),
         ({"ffn_width": 30}, 4, "the MLP's width is 30: must be a multiple of the tensor peers, 4"),
+        ({"experts": 6, "ffn_width": 30}, 4, "experts is 6: must be a multiple of the tensor peers, 4"),
         ({"vocab_size": 3}, 4, "vocab_size is 3: must be at least the number of tensor peers, 4"),
     ],
 )
