@@ -63,6 +63,7 @@ CASES = {
     "uneven": Case(parallel=PARTS, sharding="parameters", lengths=[60, *[7] * 24, 3, 1, 2], settings=UNEVEN),
     "no documents": Case(parallel=TWO, sharding="optimizer", lengths=[20, 9], settings=FEW),
     "four stages": Case(parallel=FOUR, settings=RING | {"capacity": 53}),
+    "peers": Case(parallel=ParallelConfig(tensor=2, stages=2, parts=2, chunks=2), settings=RING | {"capacity": 53}),
 }
 
 
@@ -91,8 +92,9 @@ def check_steps(taken: Sequence[Taken], expected: Reference) -> None:
 
 def check_case(name: str, case: Case, settings: LoaderSettings, taken: Sequence[Taken]) -> None:
     """It is what its name says, and every token was counted once."""
-    counts = [process.counts for process in taken[: case.replicas]]
-    assert [process.counts for process in taken] == counts * case.parallel.stages
+    counts = [process.counts for process in taken[: case.replicas * case.parallel.tensor : case.parallel.tensor]]
+    of_stage = [each for each in counts for _ in range(case.parallel.tensor)]
+    assert [process.counts for process in taken] == of_stage * case.parallel.stages
     plans = plans_of(settings)
     assert [result.fill for result in taken[0].results] == pytest.approx(
         [plan.tokens / (settings.capacity * filled(plan)) for plan in plans], rel=1e-12
