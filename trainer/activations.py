@@ -2,7 +2,7 @@
 
 Saved are also weights, which every micro-batch shares, and what all layers are given alike: rotary tables, bounds. All
 these are known by their storages. An activation has one row for each token of the micro-batch, or of a tensor peer's
-share of them. Nothing is moved here.
+share of them; of experts, for each token that chose them. Nothing is moved here.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from seqmesh.kernels.rotary import rotary_tables
 from seqmesh.kernels.tensor_parallel import ALONE, Peers
 from seqmesh.trainer.models.blocks import make_block
 from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.experts import Experts
 from seqmesh.trainer.recompute import Recompute, set_recompute
 
 SMALL_BYTES = 1024  # a copy takes longer than it is worth
@@ -43,11 +44,11 @@ class Activation:
 
 
 class Activations:
-    """Those of one layer of one micro-batch. rows: how many one may have. shared: tensors, in whatever nesting, that
-    are none."""
+    """Those of one layer of one micro-batch. rows: how many one may have. routed: whether one may have any number, in
+    its first dimension. shared: tensors, in whatever nesting, that are none."""
 
-    def __init__(self, rows: Collection[int], shared: Iterable[Any]) -> None:
-        self._rows = rows
+    def __init__(self, rows: Collection[int], shared: Iterable[Any], *, routed: bool = False) -> None:
+        self._rows, self._otherwise = rows, 0 if routed else None
         self._shared = {_storage(each) for each in tree_leaves(list(shared)) if isinstance(each, Tensor)}
 
     def find(self, saved: Tensor) -> Activation | None:
@@ -56,7 +57,7 @@ class Activations:
         The key has the storage itself, not its address, and how the tensor lies in it: views of one storage differ, and
         so do a matrix and its transpose.
         """
-        dim = next((dim for dim, size in enumerate(saved.shape) if size in self._rows), None)
+        dim = next((dim for dim, size in enumerate(saved.shape) if size in self._rows), self._otherwise)
         if dim is None or not saved.is_floating_point() or saved.nbytes < SMALL_BYTES:
             return None
         if (storage := _storage(saved)) in self._shared:
@@ -72,7 +73,9 @@ def layer_activations(layer: nn.Module, x: Tensor, *given: Any) -> Activations:
     """Of a layer that is called with x [R, ...] and what all layers are given. To be called when its parameters are
     those that it computes with: FSDP puts them there just before."""
     peers: Peers = getattr(layer, "peers", ALONE)
-    return Activations({len(x), len(x) * peers.count}, (list(layer.parameters()), list(layer.buffers()), given))
+    routed = any(isinstance(module, Experts) for module in layer.modules())
+    shared = list(layer.parameters()), list(layer.buffers()), given
+    return Activations({len(x), len(x) * peers.count}, shared, routed=routed)
 
 
 def saved_bytes(layer: nn.Module, x: Tensor, *given: Any) -> int:

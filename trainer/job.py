@@ -17,9 +17,10 @@ from seqmesh.trainer.config import TrainConfig
 from seqmesh.trainer.flops import Peak, Work, find_peak, make_work
 from seqmesh.trainer.grid import Grid, ParallelConfig
 from seqmesh.trainer.host import Host
+from seqmesh.trainer.models.balance import loads_size
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.division import layers_of
-from seqmesh.trainer.models.transformer import Transformer, init_weights, parameter_shapes
+from seqmesh.trainer.models.transformer import Transformer, init_weights
 from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.part import Saved
 from seqmesh.trainer.passes import Passes
@@ -72,7 +73,8 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
     spread = next(model.parameters()).is_meta
     set_recompute(model.blocks, config.recompute)
     offloader = Offloader(model.blocks, Host.of(grid.world.device)) if config.offload else None
-    replica = make_replica(model, grid, config.loader.mode, config.sharding, extra=EXTRA)
+    extra = EXTRA + loads_size(config.model)
+    replica = make_replica(model, grid, config.loader.mode, config.sharding, extra=extra)
     if spread:
         init_weights(model, config.seed)
     optimizer = replica.make_optimizer(config.optim)
@@ -111,7 +113,8 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
 
 
 def _make_model(config: TrainConfig, grid: Grid, dtype: torch.dtype) -> Transformer:
-    """With its weights; on the meta device, without, where parameters are to be sharded: no rank ever has them all."""
+    """What this process holds of it, with its weights; on the meta device, without, where parameters are to be sharded:
+    no process ever has them all."""
     if sharding_of(grid, config.loader.mode, config.sharding) != "parameters":
         return held_model(config.model, config.parallel, grid, seed=config.seed).to(grid.world.device, dtype)
     with torch.device("meta"):
@@ -128,9 +131,8 @@ def held_model(config: ModelConfig, parallel: ParallelConfig, grid: Grid, *, see
 
 def count_work(config: ModelConfig) -> Work:
     """Of the whole model, however many processes share it."""
-    shapes = parameter_shapes(config)
     return make_work(
-        block_parameters=sum(s.numel() for name, s in shapes.items() if name.startswith("blocks.") and len(s) > 1),
+        block_parameters=config.layers * config.shape.layer_weights,
         head_parameters=config.vocab_size * config.width,
         heads=config.heads,
         head_dim=config.head_dim,

@@ -13,12 +13,13 @@ from seqmesh.kernels.layout import Traffic
 from seqmesh.loader.batch import batch_digest, step_digest
 from seqmesh.trainer.job import Job
 from seqmesh.trainer.logs import Sink, open_sinks
+from seqmesh.trainer.models.balance import move_biases_, take_loads
 from seqmesh.trainer.monitor import JsonLines, Pace, StepClock, StepRecord, make_record, step_line
 from seqmesh.trainer.offload import Moved
 from seqmesh.trainer.passes import Batch
 from seqmesh.trainer.process import collecting, peak_memory
 from seqmesh.trainer.saving import save_if_due
-from seqmesh.trainer.step import StepResult, finish_step
+from seqmesh.trainer.step import EXTRA, StepResult, finish_step
 
 LEAST_STEP_TIMEOUT = 30.0  # seconds, where `step_timeout` is not set
 SLOW_STEP = 10  # times the median, likewise
@@ -93,6 +94,7 @@ class Loop:
             return None
         (last,) = newest
         with self.clock.phase("reduce"):
+            job.replica.extra[EXTRA:] = take_loads(job.model)
             job.replica.reduce_()
             self._agree(last.next_plan, last.step + 1)
         with self.clock.phase("update"):
@@ -104,6 +106,8 @@ class Loop:
                 step=job.step,
                 steps=job.config.steps,
             )
+            if result.updated:
+                move_biases_(job.model, result.loads)
         job.step += 1
         return result, last, step_digest(digests)
 

@@ -82,7 +82,7 @@ class Passes:
         if self.grid.speaks:
             extra, rows = self.replica.extra, len(batch.input_ids)
             counts = extra.new_tensor([batch.tokens, self.capacity, rows, self._layer_pairs(batch)])
-            extra += torch.cat([loss_sum.to(extra).view(1), counts])
+            extra[: 1 + len(counts)] += torch.cat([loss_sum.to(extra).view(1), counts])
 
     def _layer_pairs(self, batch: Batch) -> int:
         if self.work is None:

@@ -6,7 +6,7 @@ Ranks may differ in their number of micro-batches, and one without documents tak
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from seqmesh.trainer.pipeline.run import Pipeline
 from seqmesh.trainer.replicas.filler import run_filler
 from seqmesh.trainer.replicas.replica import Replica
 
-EXTRA = 5  # numbers that travel with the gradient: loss sum, tokens, room, rows, attended pairs
+EXTRA = 5  # numbers that travel with the gradient: loss sum, tokens, room, rows, attended pairs; then experts' loads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class StepResult:
     """loss: mean over the step's supervised tokens, on all ranks; NaN where there are none. grad_norm: before
     clipping. fill: tokens over the capacity of all micro-batches. rows: tokens with padding. layer_pairs: attended
     pairs, summed over layers. updated: False where the step had nothing to learn from or its gradient was not finite,
-    and the weights were left alone."""
+    and the weights were left alone. loads: of experts, as `balance.take_loads` has them, of all replicas."""
 
     loss: float
     grad_norm: float
@@ -35,6 +35,7 @@ class StepResult:
     layer_pairs: float
     lr: float
     updated: bool
+    loads: Sequence[float] = ()
 
 
 class Runner(Protocol):
@@ -82,7 +83,7 @@ def finish_step(
 
     step: from 0, of `steps`; supervised: supervised tokens of the whole step.
     """
-    loss_sum, tokens, room, rows, layer_pairs = replica.extra.tolist()
+    loss_sum, tokens, room, rows, layer_pairs, *loads = replica.extra.tolist()
     norm = replica.norm()
     if config.clip is not None and config.clip < norm < math.inf:
         replica.scale_(config.clip / norm)
@@ -101,4 +102,5 @@ def finish_step(
         layer_pairs=layer_pairs,
         lr=rate,
         updated=updated,
+        loads=loads,
     )

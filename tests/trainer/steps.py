@@ -20,6 +20,7 @@ from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.trainer.grid import Grid, ParallelConfig, make_grid
 from seqmesh.trainer.job import held_model
+from seqmesh.trainer.models.balance import loads_size, move_biases_, take_loads
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig, learning_rate, make_optimizer
@@ -55,7 +56,7 @@ class Job:
 class Taken:
     """What a rank has after its steps. gradients: whole, of each step before clipping. counts: its micro-batches with
     tokens. sent: bytes for rings. weights: whole, at the end; own: a digest of them as they lie on this rank, where it
-    has them all. groups: process groups made since the replica was."""
+    has them all. groups: process groups made since the replica was. balance: biases of experts' choices, at the end."""
 
     gradients: list[Vector]
     results: list[StepResult]
@@ -64,6 +65,7 @@ class Taken:
     weights: Vector
     own: str
     groups: int
+    balance: Vector
 
 
 def new_model(dtype: str = "float64", config: ModelConfig = CONFIG) -> Transformer:
@@ -78,9 +80,9 @@ def take_all(ranks: Ranks, jobs: Sequence[Job]) -> list[Taken]:
 def take_steps(ranks: Ranks, job: Job) -> Taken:
     """The first steps of a job on this rank."""
     torch.set_num_threads(1)
-    grid = make_grid(ranks, job.parallel)
+    grid, extra = make_grid(ranks, job.parallel), EXTRA + loads_size(job.model)
     model = held_model(job.model, job.parallel, grid, seed=0).to(getattr(torch, job.dtype))
-    replica = make_replica(model, grid, job.settings.mode, job.sharding, extra=EXTRA)
+    replica = make_replica(model, grid, job.settings.mode, job.sharding, extra=extra)
     optimizer, recorder = replica.make_optimizer(job.optim), replica.make_optimizer(RECORDER)
     passes = Passes(model=model, replica=replica, grid=grid, capacity=job.settings.capacity)
     runner = make_runner(passes, job.parallel.parts)
@@ -96,10 +98,13 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
             taken = batches_of_step(batches)
             runner.run(taken)
             counts.append(sum(batch.tokens > 0 for batch in taken))
+            replica.extra[EXTRA:] = take_loads(model)
             replica.reduce_()
             gradients.append(gradient_of(replica, recorder, grid))
             supervised = taken[-1].supervised_tokens_in_step
             results.append(finish_step(replica, optimizer, job.optim, supervised=supervised, step=step, steps=STEPS))
+            if results[-1].updated:
+                move_biases_(model, results[-1].loads)
     return Taken(
         gradients=gradients,
         results=results,
@@ -108,6 +113,7 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
         weights=flat(whole(replica.tensors(optimizer), "model/", grid=grid)),
         own=digest(model),
         groups=groups_now() - groups,
+        balance=flat(dict(model.named_buffers())),
     )
 
 
@@ -170,13 +176,14 @@ def _union(mine: dict[str, Any]) -> dict[str, Any]:
 
 def flat(tensors: dict[str, Tensor]) -> Vector:
     """All tensors end to end, in the order of their names."""
-    return np.concatenate([tensors[name].double().numpy().ravel() for name in sorted(tensors)])
+    return np.concatenate([np.empty(0), *(tensors[name].double().numpy().ravel() for name in sorted(tensors))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
     gradients: list[Vector]
     weights: Vector
+    balance: Vector
 
 
 def reference(
@@ -208,9 +215,15 @@ def reference(
             loss, _ = cross_entropy_sum(model(ids, torch.arange(len(ids)), layout), labels)
             torch.autograd.backward(loss / max(supervised, 1))
         gradients.append(flat({name: _gradient(p) for name, p in model.named_parameters()}))
+        loads = take_loads(model)
         if supervised:
             update(learning_rate(optim, number, steps))
-    return Reference(gradients=gradients, weights=flat({n: p.detach() for n, p in model.named_parameters()}))
+            move_biases_(model, loads.tolist())
+    return Reference(
+        gradients=gradients,
+        weights=flat({n: p.detach() for n, p in model.named_parameters()}),
+        balance=flat(dict(model.named_buffers())),
+    )
 
 
 def labels_of(ids: npt.NDArray[Any], spans: Spans) -> Tensor:

@@ -75,6 +75,7 @@ def test_gradients_are_the_same_to_the_bit(recompute: Recompute, host: Host) -> 
         {"block": "serial", "windows": (9, None)},
         {"block": "serial", "norm": "layer", "activation": "gelu", "biases": "all"},
         {"norm": "layer", "activation": "gelu", "biases": "qkv"},
+        {"experts": 3},
     ],
 )
 def test_every_kind_of_block_is_offloaded_and_made_again(shape: dict[str, Any]) -> None:

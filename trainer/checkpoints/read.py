@@ -22,15 +22,20 @@ MODEL = "model/"
 
 def read_model(path: Path) -> dict[str, Tensor]:
     """All parameters of a checkpoint, whole, by name. Needs no process group. Raises CheckpointError."""
+    return {name.removeprefix(MODEL): tensor for name, tensor in read_whole(path, MODEL).items()}
+
+
+def read_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """All tensors of a checkpoint whose names begin so, whole. Raises CheckpointError."""
     verify(path)
     index = read_index(path)
     tensors: Saved = {
         name: whole(torch.empty(entry.size, dtype=entry.properties.dtype))
         for name, entry in index.metadata.state_dict_metadata.items()
-        if name.startswith(MODEL) and isinstance(entry, TensorStorageMetadata)
+        if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
     }
     read_into(path, index, tensors)
-    return {name.removeprefix(MODEL): part.local for name, part in tensors.items()}
+    return {name: part.local for name, part in tensors.items()}
 
 
 @torch.no_grad()

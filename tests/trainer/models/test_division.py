@@ -31,6 +31,7 @@ RANKS, LAYERS, WIDTH = 4, 4, 16
 PARALLEL = ModelConfig(vocab_size=37, width=WIDTH, layers=LAYERS, heads=4, kv_heads=4, ffn_width=24, init_std=0.2)
 SERIAL = replace(PARALLEL, block="serial", norm="layer", activation="gelu", biases="all", windows=(4, None))
 TIED = replace(PARALLEL, norm="layer", biases="all", tied_embeddings=True, windows=(None, 6), head_width=6)
+EXPERTS = replace(PARALLEL, experts=8, ffn_width=9)
 GATHER, SUM, STATISTICS = "_allgather_base_", "_reduce_scatter_base_", "allgather_"
 
 
@@ -56,9 +57,15 @@ CASES = {
     "serial, all biases, 4 peers": Case(config=SERIAL, count=4, lengths=(16, 8)),
     "tied, all biases, 4 peers": Case(config=TIED, count=4),
     "tied, all biases, 2 peers, 3 chunks": Case(config=TIED, count=2, chunks=3, lengths=(12,)),
+    "experts, 2 peers, 3 chunks, padded": Case(config=EXPERTS, count=2, chunks=3, padding=2),
+    "experts, 4 peers": Case(config=replace(EXPERTS, block="serial", activation="gelu"), count=4),
     "one row, 4 peers, 3 chunks": Case(config=TIED, count=4, chunks=3, lengths=(1,)),
 }
-EXACT = {name: CASES[name] for name in ("parallel, 2 peers", "serial, all biases, 2 peers, 3 chunks, padded")}
+EXACT = (
+    "parallel, 2 peers",
+    "serial, all biases, 2 peers, 3 chunks, padded",
+    "experts, 2 peers, 3 chunks, padded",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +195,7 @@ def test_loss_logits_and_gradients_are_those_of_the_undivided_model(results: lis
         for name in CASES
     }
     assert all(error <= 1e-12 for error, _, _ in worst.values()), worst
-    assert [len(found) for found, _ in results] == [7, 7, 4, 4]
+    assert [len(found) for found, _ in results] == [9, 9, 5, 5]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -202,6 +209,8 @@ def test_a_parallel_block_exchanges_half_of_what_a_serial_one_does(results: list
         calls = [call for call in found[name].calls if call[0] != STATISTICS]
         assert [call for call, _ in calls] == forward + forward[::-1][:0] + backward_of(forward)
         assert {size for _, size in calls} == {case.packed * WIDTH // case.chunks}
+        # The loss: whether all have the same rows, and one chunk of them; the first row has no label.
+        assert len(found[name].calls) - len(calls) == 1 + (sum(case.lengths) > 1)
 
 
 def backward_of(forward: list[str]) -> list[str]:
