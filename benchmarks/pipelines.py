@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -35,6 +36,7 @@ from seqmesh.packer.plan import Assignment, Mesh, StepPlan, make_plan
 PEERS: tuple[str, ...] = ()
 MODULE = "seqmesh.benchmarks.pipelines_rank"
 OURS, LEVELS, DP, PP = "pipeline", "levels", "DP-Balance", "PP-Balance"
+WALL, REPLAYED, PREDICTED = "wall", "replayed", "predicted"
 CANDIDATES = (OURS, LEVELS, DP, PP)
 VOCABULARY = 512
 K = 1 << 10
@@ -189,24 +191,21 @@ def ask(case: Case, size: Size) -> Answer:
 def compare(case: Case, answer: Answer) -> Results:
     """Bubbles and times, and how ours stand to the others'."""
     note = "processes share cores" if case.processes > len(os.sched_getaffinity(0)) else ""
-    bubbles, seconds = list[Row](), dict[str, dict[str, Row]]()
+    rows = dict[str, dict[str, Row]]()
     for name, found in answer.found.items():
         for kind, spans, work in (
-            ("wall", found.wall, found.work),
-            ("replayed", found.replayed, found.work),
-            ("predicted", [found.predicted], [found.predicted_work]),
+            (WALL, found.wall, found.work),
+            (REPLAYED, found.replayed, found.work),
+            (PREDICTED, [found.predicted], [found.predicted_work]),
         ):
-            shares = [1 - busy / (case.processes * span) for busy, span in zip(work, spans, strict=True)]
-            counts, crowded = {"micro_batches": found.micro_batches, "error": found.error}, note * (kind == "wall")
-            bubble = row(f"{case.name}, {kind} bubble", name, Spread.of(shares), "share", **counts)
-            time = row(f"{case.name}, {kind}", name, Spread.of(spans).scaled(1 / case.steps), "s/step", **counts)
-            bubbles.append(replace(bubble, note=crowded))
-            seconds.setdefault(kind, {})[name] = replace(time, note=crowded)
+            bubble = median(1 - busy / (case.processes * span) for busy, span in zip(work, spans, strict=True))
+            counts = {"bubble": round(bubble, 4), "micro_batches": found.micro_batches, "error": found.error}
+            each = row(f"{case.name}, {kind}", name, Spread.of(spans).scaled(1 / case.steps), "s/step", **counts)
+            rows.setdefault(kind, {})[name] = replace(each, note=note * (kind == WALL))
     ratios = [
-        ratio(f"{kind}_{other}_vs_{OURS}", rows[other], rows[OURS])
-        for kind, rows in seconds.items()
+        ratio(f"{kind}_{other.lower().replace('-', '_')}_vs_{OURS}", each[other], each[OURS])
+        for kind, each in rows.items()
         for other in answer.found
         if other != OURS
     ]
-    times = [each for rows in seconds.values() for each in rows.values()]
-    return Results(rows=(*bubbles, *times), ratios=tuple(ratios))
+    return Results(rows=tuple(row for each in rows.values() for row in each.values()), ratios=tuple(ratios))
