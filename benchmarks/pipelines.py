@@ -11,6 +11,9 @@ nothing to do: 1 − their work over processes × the step. Work is CPU seconds 
 planner's simulation, with a cost model fitted to micro-batches of this model on this machine; of stages it knows only
 how many there are. `replayed`: with the work that was measured of each operation, as if every process had a core of
 its own, see `replay`. `wall`: as it was; that says nothing where processes outnumber cores, or other work runs.
+
+`sent`: bytes of one step on grids of replicas, tensor peers and stages, by what they cross, counted and by formula, see
+`volumes`.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from statistics import median
 import numpy as np
 from pydantic import TypeAdapter
 
+from seqmesh.benchmarks import volumes
 from seqmesh.benchmarks.baselines.balance_scheduler import balanced_hdp, grid
 from seqmesh.benchmarks.harness import Results, Row, Spread, chosen_peers, ratio, row
 from seqmesh.benchmarks.lengths import SEED, STEPS
@@ -32,9 +36,10 @@ from seqmesh.packer.lengths import Int64Array
 from seqmesh.packer.mesh import plan_step
 from seqmesh.packer.pieces import largest_document
 from seqmesh.packer.plan import Assignment, Mesh, StepPlan, make_plan
+from seqmesh.trainer.grid import ParallelConfig
 
 PEERS: tuple[str, ...] = ()
-MODULE = "seqmesh.benchmarks.pipelines_rank"
+MODULE, VOLUMES = "seqmesh.benchmarks.pipelines_rank", "seqmesh.benchmarks.volumes_rank"
 OURS, LEVELS, DP, PP = "pipeline", "levels", "DP-Balance", "PP-Balance"
 WALL, REPLAYED, PREDICTED = "wall", "replayed", "predicted"
 CANDIDATES = (OURS, LEVELS, DP, PP)
@@ -111,6 +116,11 @@ class Size:
     cases: tuple[Case, ...]
     repeats: int
 
+    @property
+    def model(self) -> dict[str, int]:
+        heads = {"heads": self.width // 32, "kv_heads": self.width // 32}  # which peers can divide
+        return {"vocab_size": VOCABULARY, "width": self.width, "layers": self.layers, **heads}
+
 
 def cases(
     lengths: tuple[str, ...], meshes: tuple[tuple[int, int], ...], *, tokens: int, steps: int
@@ -130,6 +140,14 @@ FULL = Size(
     cases=cases(("python_env", "wlbllm", "prolong"), ((1, 2), (2, 2), (1, 4)), tokens=16 * K, steps=2),
     repeats=2,
 )
+
+
+GRIDS = {  # processes, and how they share a replica
+    "2 replicas x 2 stages": (4, ParallelConfig(stages=2)),
+    "2 replicas x 2 peers": (4, ParallelConfig(tensor=2)),
+    "2 replicas x 2 peers x 2 stages": (8, ParallelConfig(tensor=2, stages=2)),
+    "2 replicas x 2 peers x 2 stages in 2 parts": (8, ParallelConfig(tensor=2, stages=2, parts=2)),
+}
 
 
 def plan_of(candidate: str, lengths: Int64Array, mesh: Mesh, cost: CostModel) -> StepPlan:
@@ -162,6 +180,8 @@ def run(*, quick: bool, against: tuple[str, ...] = ()) -> Results:
     size, results = QUICK if quick else FULL, Results()
     for case in size.cases:
         results += compare(case, ask(case, size))
+    for name in tuple(GRIDS)[: 1 if quick else None]:
+        results += volume_rows(name, ask_volumes(name, size))
     return results
 
 
@@ -172,13 +192,7 @@ def ask(case: Case, size: Size) -> Answer:
         random_shards(scratch / "set", np.concatenate(steps), vocab_size=VOCABULARY)
         job = Job(
             data=str(scratch / "set"),
-            model={
-                "vocab_size": VOCABULARY,
-                "width": size.width,
-                "layers": size.layers,
-                "heads": size.width // 32,
-                "kv_heads": size.width // 64,
-            },
+            model=size.model,
             capacity=case.capacity,
             stages=case.stages,
             steps=tuple(tuple(lengths.tolist()) for lengths in steps),
@@ -186,6 +200,32 @@ def ask(case: Case, size: Size) -> Answer:
             repeats=size.repeats,
         )
         return TypeAdapter(Answer).validate_json(ask_ranks(MODULE, asdict(job), case.processes))
+
+
+def ask_volumes(name: str, size: Size) -> volumes.Volumes:
+    """Have processes count a step of Python files on a grid."""
+    processes, parallel = GRIDS[name]
+    replicas = parallel.replicas(processes)
+    lengths = STEPS["python_env"](4 * K * replicas, largest_document(replicas, K), SEED)
+    with scratch_folder(16 * int(lengths.sum())) as scratch:
+        random_shards(scratch / "set", lengths, vocab_size=VOCABULARY)
+        job = volumes.Job(
+            data=str(scratch / "set"),
+            model=size.model,
+            parallel=asdict(parallel),
+            capacity=K,
+            lengths=tuple(lengths.tolist()),
+        )
+        return TypeAdapter(volumes.Volumes).validate_json(ask_ranks(VOLUMES, asdict(job), processes))
+
+
+def volume_rows(name: str, found: volumes.Volumes) -> Results:
+    return Results(
+        rows=tuple(
+            row(f"{name}, sent", dimension, Spread.of([float(sent)]), "bytes/step", formula=found.formula[dimension])
+            for dimension, sent in found.counted.items()
+        )
+    )
 
 
 def compare(case: Case, answer: Answer) -> Results:
