@@ -26,8 +26,9 @@ from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import learning_rate, make_optimizer, set_rate
 from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.passes import Passes
 from seqmesh.trainer.replicas import make_replica
-from seqmesh.trainer.step import EXTRA, accumulate, finish_step
+from seqmesh.trainer.step import EXTRA, Accumulator, finish_step
 from seqmesh.trainer.train import loader_settings
 
 TrainStep = Callable[[Step, int], float]  # of a step and its number: trains on it, returns its loss
@@ -59,11 +60,11 @@ def static_step(config: TrainConfig, feed: Feed, ranks: Ranks) -> TrainStep:
     optimizer = make_optimizer(model.parameters(), config.optim)
     capacity, longest = config.loader.capacity, feed.settings.longest
     cost = config.cost_model()
+    runner = Accumulator(Passes(model=model, replica=replica, grid=one_each(ranks), capacity=capacity))
 
     def train(step: Step, number: int) -> float:
         plan = plan_of(STATIC, step.plan.lengths, capacity, longest, ranks.count, cost)
-        for batch in batches_of(plan, step.documents, feed.shards, ranks.rank):
-            accumulate(model, batch, replica, capacity)
+        runner.run(batches_of(plan, step.documents, feed.shards, ranks.rank))
         replica.reduce_()
         supervised = step.plan.supervised_tokens
         done = finish_step(replica, optimizer, config.optim, supervised=supervised, step=number, steps=config.steps)

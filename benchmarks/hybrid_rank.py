@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor
 from seqmesh.benchmarks.asked import answer, by_rank
 from seqmesh.benchmarks.harness import interleave
 from seqmesh.benchmarks.hybrid import PACKED, WAVES, Answer, Job, documents_of, plan_of
-from seqmesh.kernels.layout import Traffic
-from seqmesh.loader.batch import PackedBatch, fill, outline
+from seqmesh.loader.batch import fill, outline
 from seqmesh.loader.planner import make_step
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.loader.shards import ShardSet
@@ -32,8 +31,9 @@ from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.passes import Batch, Passes
 from seqmesh.trainer.replicas import Replica, make_replica
-from seqmesh.trainer.step import EXTRA, accumulate
+from seqmesh.trainer.step import EXTRA, Accumulator
 
 SEED = 0
 
@@ -62,10 +62,9 @@ class Turn:
     """All steps by one candidate's plans, their batches ready."""
 
     engine: Engine
-    steps: list[list[PackedBatch[Tensor]]]
-    capacity: int
+    runner: Accumulator
+    steps: list[list[Batch]]
     ranks: Ranks
-    traffic: Traffic
 
     def run(self) -> tuple[list[float], list[float]]:
         """Of each step: seconds from a common begin to this rank's end, CPU seconds of this rank's thread."""
@@ -73,22 +72,18 @@ class Turn:
         for batches in self.steps:
             self.ranks.wait_for_all()
             begin, cpu = time.perf_counter(), time.thread_time()
-            self.accumulate(batches)
+            self.runner.run(batches)
             busy.append(time.thread_time() - cpu)  # before the reduction, whose waits are busy ones
             self.engine.replica.reduce_()
             seconds.append(time.perf_counter() - begin)
             self.engine.replica.zero_()
         return seconds, busy
 
-    def accumulate(self, batches: list[PackedBatch[Tensor]]) -> None:
-        for batch in batches:
-            accumulate(self.engine.model, batch, self.engine.replica, self.capacity, self.traffic)
-
     def gradients(self) -> list[Tensor]:
         """Of each step."""
         found = []
         for batches in self.steps:
-            self.accumulate(batches)
+            self.runner.run(batches)
             self.engine.replica.reduce_()
             found.append(self.engine.gradient().clone())
             self.engine.replica.zero_()
@@ -103,7 +98,7 @@ def measure(job: Job, ranks: Ranks) -> Answer:
     turns = {name: turn_of(name, job, shards, config, engines, ranks) for name in job.candidates}
     gradients = {name: turn.gradients() for name, turn in turns.items()}
     error = {name: largest_error(found, gradients[PACKED]) for name, found in gradients.items()}
-    sent = {name: turn.traffic.sent for name, turn in turns.items()}
+    sent = {name: turn.runner.passes.traffic.sent for name, turn in turns.items()}
     taken = interleave({name: turn.run for name, turn in turns.items()}, job.repeats)
     walls = {name: _slowest([seconds for seconds, _ in found]) for name, found in taken.items()}
     own = {name: torch.tensor([busy for _, busy in found]) for name, found in taken.items()}
@@ -127,10 +122,13 @@ def turn_of(
         lengths, zeros = np.array(numbers), np.zeros_like(rows)
         plan = plan_of(name, lengths, job.capacity, job.longest, ranks.count, cost)
         steps.append(batches_of(plan, Draw(rows, zeros, lengths, zeros), shards, ranks.rank))
-    return Turn(engines["waves" if name == WAVES else "free"], steps, capacity, ranks, Traffic())
+    engine = engines["waves" if name == WAVES else "free"]
+    grid = one_each(ranks)
+    passes = Passes(model=engine.model, replica=engine.replica, grid=grid, capacity=capacity)
+    return Turn(engine, Accumulator(passes), steps, ranks)
 
 
-def batches_of(plan: StepPlan, drawn: Draw, shards: ShardSet, rank: int) -> list[PackedBatch[Tensor]]:
+def batches_of(plan: StepPlan, drawn: Draw, shards: ShardSet, rank: int) -> list[Batch]:
     """What the loader would send for the plan of these documents."""
     state = start_state(SEED, 1)
     step = make_step(state, state, drawn, plan)

@@ -24,7 +24,7 @@ from seqmesh.trainer.activations import bytes_per_token
 from seqmesh.trainer.host import Host
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
-from seqmesh.trainer.offload import Offloader
+from seqmesh.trainer.offload import Offloader, offloaded
 from seqmesh.trainer.recompute import Recompute, set_recompute
 
 PEERS: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class Step:
 
     def run(self) -> None:
         self._offloader.moved.nbytes = self._offloader.moved.tensors = 0
-        with self._offloader.micro_batch(self._candidate.ratio):
+        with offloaded(self._offloader, self._candidate.ratio):
             layout = Layout(self._bounds, self._tokens)
             loss, _ = self._model(self._ids, self._positions, layout, self._ids)
             torch.autograd.backward(loss)

@@ -147,9 +147,13 @@ def check_linear(hidden: Tensor, weight: Tensor, labels: Tensor) -> None:
 
 def check_labels(labels: Tensor, vocabulary: int) -> None:
     """Raises ValueError for another dtype than int32 or int64, and for the first label out of range, with its row."""
-    if labels.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"labels is {labels.dtype}: must be int32 or int64")
+    check_label_dtype(labels)
     bad = (labels != UNSUPERVISED) & ((labels < 0) | (labels >= vocabulary))
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
         raise ValueError(f"labels[{row}] is {int(labels[row])}: must be {UNSUPERVISED} or from 0 to {vocabulary - 1}")
+
+
+def check_label_dtype(labels: Tensor) -> None:
+    if labels.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"labels is {labels.dtype}: must be int32 or int64")

@@ -15,7 +15,7 @@ Shapes: P packed rows, a multiple of peers · chunks; R = P / peers rows of one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,10 +95,11 @@ class _GatherLinear(torch.autograd.Function):
         for own, rows in _chunks(dx, peers):
             start = None if drows is None else drows[rows]
             _products_(dgathered[rows], [dout[rows] for dout in douts], weights, start)
-            sent.append(_send_sum(dx[own], dgathered[rows], peers))
+            sent.append(_begin(_reduce_scatter, dx[own], dgathered[rows], peers))
         dweights = [dout.T @ gathered for dout in douts]
         dbiases = [dout.sum(dim=0) if biased else None for dout, biased in zip(douts, ctx.biased, strict=True)]
-        _wait(sent)
+        for wait in sent:
+            wait()
         return dx, None, None, None, *dweights, *dbiases
 
 
@@ -113,10 +114,11 @@ class _SumLinear(torch.autograd.Function):
         for own, rows in _chunks(total, peers):
             start = None if partial is None else partial[rows]
             _products_(products[rows], [factor[rows] for factor in factors], transposed, start)
-            sent.append(_send_sum(total[own], products[rows], peers))
+            sent.append(_begin(_reduce_scatter, total[own], products[rows], peers))
         ctx.save_for_backward(*tensors)
         ctx.peers, ctx.partial = peers, partial is not None
-        _wait(sent)
+        for wait in sent:
+            wait()
         return total
 
     @staticmethod
@@ -152,23 +154,23 @@ def _products_(out: Tensor, factors: Sequence[Tensor], matrices: Sequence[Tensor
 
 
 def _gathering(x: Tensor, gathered: Tensor, peers: Peers) -> Iterator[slice]:
-    """Send all chunks; the rows of each in `gathered` [P, W], as soon as it is there."""
-    sent = [
-        (rows, _all_gather(gathered[rows], x[own], group=peers.group, async_op=True)) for own, rows in _chunks(x, peers)
-    ]
-    for rows, work in sent:
-        work.wait()
+    """Send all chunks of x [R, W]; the rows of each in `gathered` [P, W], as soon as it is there."""
+    sent = [(rows, _begin(_all_gather, gathered[rows], x[own], peers)) for own, rows in _chunks(x, peers)]
+    for rows, wait in sent:
+        wait()
         yield rows
 
 
-def _send_sum(own: Tensor, values: Tensor, peers: Peers) -> Any:
-    """Begin to put into `own` this peer's rows of the sum of a chunk. values: to be left alone until it is done."""
-    return _reduce_scatter(own, values, group=peers.group, async_op=True)
+def _begin(exchange: Callable[..., Any], out: Tensor, values: Tensor, peers: Peers) -> Callable[[], object]:
+    """Begin an exchange; what waits for its end. On the meta device, where memory is counted, nothing is sent."""
+    if out.is_meta:
+        return _nothing
+    wait: Callable[[], object] = exchange(out, values, group=peers.group, async_op=True).wait
+    return wait
 
 
-def _wait(sent: Sequence[Any]) -> None:
-    for work in sent:
-        work.wait()
+def _nothing() -> None:
+    pass
 
 
 def _chunks(own: Tensor, peers: Peers) -> list[tuple[slice, slice]]:

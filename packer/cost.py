@@ -161,7 +161,8 @@ class Machine:
 class ModelShape:
     """The sizes of a decoder-only transformer that decide its work. mlp_matrices: of an MLP, 3 where it is gated, else
     2. windows: the most keys that a query sees, None for all before it, of one layer after the other and again from the
-    first. number_bytes: of one number of a key or value on the way; gradients travel in four."""
+    first. experts: MLPs of a layer, of which each token goes through two; None: one, for all tokens. number_bytes: of
+    one number of a key or value on the way; gradients travel in four."""
 
     layers: int
     width: int
@@ -172,15 +173,21 @@ class ModelShape:
     vocab_size: int
     mlp_matrices: int = 3
     windows: tuple[int | None, ...] = (None,)
+    experts: int | None = None
     number_bytes: int = 2
 
     @property
     def flops_per_token(self) -> int:
         """Matmul FLOPs of one token, forward and backward, without the attended pairs: 6 per weight (2 forward,
         4 backward). The embedding look-up is no matmul; the head is one."""
+        return 6 * (self.layers * self.layer_weights + self.width * self.vocab_size)
+
+    @property
+    def layer_weights(self) -> int:
+        """Of a layer's matrices, those that one token is multiplied by."""
         attention = self.width * self.head_width * (2 * self.heads + 2 * self.kv_heads)  # q and o, k and v
         mlp = self.mlp_matrices * self.width * self.ffn_width
-        return 6 * (self.layers * (attention + mlp) + self.width * self.vocab_size)
+        return attention + (mlp if self.experts is None else 2 * mlp + self.width * self.experts)
 
     @property
     def flops_per_pair(self) -> int:

@@ -23,13 +23,22 @@ SECONDS = 90.0
 _context = CONTEXT
 
 
-def run_ranks(work: Callable[..., Any], count: int, *arguments: Any, seconds: float = SECONDS) -> list[Any]:
-    """Call `work(ranks, *arguments)` on each of `count` ranks; returns what they returned, which must pickle."""
+def run_ranks(
+    work: Callable[..., Any],
+    count: int,
+    *arguments: Any,
+    seconds: float = SECONDS,
+    before: Callable[[], None] | None = None,
+) -> list[Any]:
+    """Call `work(ranks, *arguments)` on each of `count` ranks; returns what they returned, which must pickle. before:
+    called in each process before it joins the others."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes, processes = [], []
     for rank in range(count):
         receiver, sender = _context.Pipe(duplex=False)
-        process = _context.Process(target=_main, args=(work, rank, count, store.port, sender, arguments), daemon=True)
+        process = _context.Process(
+            target=_main, args=(work, rank, count, store.port, sender, arguments, before), daemon=True
+        )
         process.start()
         sender.close()
         pipes.append(receiver)
@@ -75,11 +84,19 @@ def _end(processes: Sequence[BaseProcess]) -> None:
 
 
 def _main(
-    work: Callable[..., Any], rank: int, count: int, port: int, sender: Connection, arguments: tuple[Any, ...]
+    work: Callable[..., Any],
+    rank: int,
+    count: int,
+    port: int,
+    sender: Connection,
+    arguments: tuple[Any, ...],
+    before: Callable[[], None] | None,
 ) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     try:
+        if before:
+            before()
         with join_ranks(SECONDS) as ranks:
             value = work(ranks, *arguments)
         sender.send((True, value))

@@ -1,12 +1,13 @@
 """Which of the tensors that autograd saves are a layer's activations, and how many bytes of them a token has.
 
 Saved are also weights, which every micro-batch shares, and what all layers are given alike: rotary tables, bounds. All
-these are known by their storages. An activation has one row for each token of the micro-batch. Nothing is moved here.
+these are known by their storages. An activation has one row for each token of the micro-batch, or of a tensor peer's
+share of them; of experts, for each token that chose them. Nothing is moved here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.rotary import rotary_tables
+from seqmesh.kernels.tensor_parallel import ALONE, Peers
 from seqmesh.trainer.models.blocks import make_block
 from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.experts import Experts
 from seqmesh.trainer.recompute import Recompute, set_recompute
 
 SMALL_BYTES = 1024  # a copy takes longer than it is worth
@@ -35,12 +38,17 @@ class Activation:
     dim: int
     key: Hashable
 
+    @property
+    def rows(self) -> int:
+        return self.values.shape[self.dim]
+
 
 class Activations:
-    """Those of one layer of one micro-batch of `rows` tokens. shared: tensors, in whatever nesting, that are none."""
+    """Those of one layer of one micro-batch. rows: how many one may have. routed: whether one may have any number, in
+    its first dimension. shared: tensors, in whatever nesting, that are none."""
 
-    def __init__(self, rows: int, shared: Iterable[Any]) -> None:
-        self.rows = rows
+    def __init__(self, rows: Collection[int], shared: Iterable[Any], *, routed: bool = False) -> None:
+        self._rows, self._otherwise = rows, 0 if routed else None
         self._shared = {_storage(each) for each in tree_leaves(list(shared)) if isinstance(each, Tensor)}
 
     def find(self, saved: Tensor) -> Activation | None:
@@ -49,21 +57,25 @@ class Activations:
         The key has the storage itself, not its address, and how the tensor lies in it: views of one storage differ, and
         so do a matrix and its transpose.
         """
-        if not saved.is_floating_point() or saved.nbytes < SMALL_BYTES or self.rows not in saved.shape:
+        dim = next((dim for dim, size in enumerate(saved.shape) if size in self._rows), self._otherwise)
+        if dim is None or not saved.is_floating_point() or saved.nbytes < SMALL_BYTES:
             return None
         if (storage := _storage(saved)) in self._shared:
             return None
-        values, dim = saved.detach(), saved.shape.index(self.rows)
+        values = saved.detach()
         if dim == 0 and values.is_contiguous():
-            values = values.view(self.rows, -1)
+            values = values.view(len(values), -1)
         key = storage, values.storage_offset(), values.shape, values.stride(), values.dtype, values._version
         return Activation(values=values, dim=dim, key=key)
 
 
 def layer_activations(layer: nn.Module, x: Tensor, *given: Any) -> Activations:
-    """Of a layer that is called with x [T, ...] and what all layers are given. To be called when its parameters are
+    """Of a layer that is called with x [R, ...] and what all layers are given. To be called when its parameters are
     those that it computes with: FSDP puts them there just before."""
-    return Activations(len(x), (list(layer.parameters()), list(layer.buffers()), given))
+    peers: Peers = getattr(layer, "peers", ALONE)
+    routed = any(isinstance(module, Experts) for module in layer.modules())
+    shared = list(layer.parameters()), list(layer.buffers()), given
+    return Activations({len(x), len(x) * peers.count}, shared, routed=routed)
 
 
 def saved_bytes(layer: nn.Module, x: Tensor, *given: Any) -> int:
@@ -81,15 +93,17 @@ def saved_bytes(layer: nn.Module, x: Tensor, *given: Any) -> int:
     return sum(values.nbytes for values in found.values())
 
 
-def bytes_per_token(config: ModelConfig, recompute: Recompute, dtype: torch.dtype) -> float:
-    """Bytes of a token's activations in all layers together, as one layer is found to save them for many tokens."""
+def bytes_per_token(config: ModelConfig, recompute: Recompute, dtype: torch.dtype, tensor: int = 1) -> float:
+    """Bytes of a token's activations in all layers together, as one layer is found to save them for many tokens; on one
+    of so many tensor peers."""
+    tokens = COUNTED_TOKENS * tensor
     with torch.device("meta"):
-        layer = make_block(config, window=None).to(dtype)
+        layer = make_block(config, None, Peers(count=tensor)).to(dtype)
         x = torch.empty(COUNTED_TOKENS, config.width, dtype=dtype)
-        positions, bounds = torch.arange(COUNTED_TOKENS), torch.zeros(2, dtype=torch.int32)
+        positions, bounds = torch.arange(tokens), torch.zeros(2, dtype=torch.int32)
     set_recompute([layer], recompute)
     tables = rotary_tables(positions, config.head_dim, config.rope_base, torch.promote_types(dtype, torch.float32))
-    return config.layers * saved_bytes(layer, x, *tables, Layout(bounds, COUNTED_TOKENS)) / COUNTED_TOKENS
+    return config.layers * saved_bytes(layer, x, *tables, Layout(bounds, tokens)) / tokens
 
 
 def _storage(tensor: Tensor) -> int:

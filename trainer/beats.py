@@ -1,4 +1,4 @@
-"""Signs of life: a thread of every rank counts on in a store that all can reach, and looks whether the others do.
+"""Signs of life: a thread of every rank counts on in a store that all can reach; the first looks whether the others do.
 
 It is the one thing that finds out that a rank hangs. A process that is dead, stopped or cut off is silent; one whose
 main thread waits for ever is not, but its step does not end in time. Both are told in a sentence that says which rank,
@@ -8,6 +8,7 @@ and end this process: its main thread sits in an exchange that nothing else woul
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import sys
@@ -22,6 +23,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # torch forge
 
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 2.0  # a rank that was silent for this long, when an exchange has failed, is why
+MOST_NAMED = 16  # ranks in one sentence: a report stays short, however many there are
+REPORT = "report"  # the store's key
 
 
 def end_process(sentence: str) -> None:
@@ -62,6 +65,10 @@ class Signs:
         """Ranks that have had nothing new to say for so long."""
         return [rank for rank, time in enumerate(self._times) if now - time > seconds]
 
+    def silence(self, rank: int, now: float) -> float:
+        """Seconds."""
+        return now - self._times[rank]
+
     def doing(self) -> str:
         """What every rank does, those together that do the same; the fewest first, as they keep the others."""
         groups: dict[str, list[int]] = {}
@@ -70,15 +77,39 @@ class Signs:
         return "; ".join(f"{name_ranks(r)}: {place}" for place, r in sorted(groups.items(), key=lambda g: len(g[1])))
 
 
+class Report:
+    """What the first rank tells the others, as text: who has been silent since when, and what each does."""
+
+    def __init__(self, text: str = "", heard: float = 0.0) -> None:
+        _, silent, self.doing = text.split("\n") if text else ("", "", "nothing was heard of the others")
+        self._silent = {int(rank): float(seconds) for rank, seconds in (e.split(":") for e in silent.split())}
+        self._heard = heard
+
+    @staticmethod
+    def text(count: int, signs: Signs, now: float) -> str:
+        """count: one more each time, so that the report is news."""
+        silent = [f"{rank}:{signs.silence(rank, now):.2f}" for rank in signs.silent(2 * BEAT_SECONDS, now)]
+        return f"{count}\n{' '.join(silent[:MOST_NAMED])}\n{signs.doing()}"
+
+    def silent(self, seconds: float, now: float) -> list[int]:
+        """Ranks that have had nothing new to say for so long."""
+        return [rank for rank, so_far in self._silent.items() if so_far + now - self._heard > seconds]
+
+
 class Beats:
-    """This rank's count, and what is known of the others'. end: gets the sentence, in the watching thread."""
+    """This rank's count, and what is known of the others'. end: gets the sentence, in the watching thread.
+
+    The first rank reads what every rank says, and says what it found. The others read that, and nothing else, so what
+    any of them asks of the store does not grow with the number of ranks; of the first they know whether it goes on.
+    """
 
     def __init__(
         self, store: Store, rank: int, count: int, watch: Watch, end: Callable[[str], None] = end_process
     ) -> None:
         self._store, self._rank, self._watch, self._end = store, rank, watch, end
-        self._names = [str(other) for other in range(count)]
-        self._signs = Signs(count, time.monotonic())
+        self._read = [str(other) for other in range(count)] if rank == 0 else [REPORT]
+        self._signs = Signs(len(self._read), time.monotonic())
+        self._report = Report()
         self._all_here = False
         self._ended = threading.Event()
 
@@ -95,39 +126,56 @@ class Beats:
 
     def who_is_lost(self) -> str:
         """After a failed exchange: ranks that are silent, in words."""
-        time.sleep(SILENT_SECONDS + BEAT_SECONDS)
+        time.sleep(SILENT_SECONDS + 2 * BEAT_SECONDS)  # the first has heard of it, and the others of that
         lost = self._silent(SILENT_SECONDS)
         return f"{name_ranks(lost)} died or stopped" if lost else "no answer in time, though all ranks are alive"
 
     def _run(self) -> None:
         with contextlib.suppress(dist.DistError):  # the store is gone: so is the job
-            count = 0
-            while not self._ended.wait(BEAT_SECONDS):
-                count += 1
-                self._say(count)
-                self._listen()
-                self._judge()
+            for count in itertools.count(1):
+                if self._ended.wait(BEAT_SECONDS):
+                    return
+                self.beat(count)
+
+    def beat(self, count: int) -> None:
+        """What the thread does, again and again. count: one more each time."""
+        self._say(count)
+        self._listen(count)
+        self._judge()
 
     def _say(self, count: int) -> None:
-        self._store.set(self._names[self._rank], f"{count} {self._watch.doing()}")
+        self._store.set(str(self._rank), f"{count} {self._watch.doing()}")
 
-    def _listen(self) -> None:
+    def _listen(self, count: int) -> None:
         # Asking for what is not there yet would wait for it.
-        self._all_here = self._all_here or self._store.check(self._names)
-        if self._all_here:
-            words = [word.decode() for word in self._store.multi_get(self._names)]
-            self._watch.deadline += self._signs.hear(words, time.monotonic())
+        self._all_here = self._all_here or self._store.check(self._read)
+        if not self._all_here:
+            return
+        words = [word.decode() for word in self._store.multi_get(self._read)]
+        now, news = time.monotonic(), words != self._signs.words
+        self._watch.deadline += self._signs.hear(words, now)
+        if self._rank == 0:
+            self._store.set(REPORT, Report.text(count, self._signs, now))
+        elif news:
+            self._report = Report(words[0], now)
 
     def _judge(self) -> None:
         watch, here = self._watch, f"rank {self._rank}, {self._watch.doing()}"
         if lost := self._silent(watch.silence):
             self._end(f"{here}: {name_ranks(lost)} died or stopped: silent for {watch.silence:g} s (heartbeat)")
         elif time.monotonic() > watch.deadline:
-            self._end(f"{here}: not done in time (step_timeout): {self._signs.doing()}")
+            doing = self._signs.doing() if self._rank == 0 else self._report.doing
+            self._end(f"{here}: not done in time (step_timeout): {doing}")
 
     def _silent(self, seconds: float) -> list[int]:
-        return [rank for rank in self._signs.silent(seconds, time.monotonic()) if rank != self._rank]
+        """Of the others, whom the first says; but the first where that says nothing itself."""
+        now = time.monotonic()
+        found = self._signs.silent(seconds, now)
+        if self._rank > 0 and not found:
+            found = self._report.silent(seconds, now)
+        return [rank for rank in found if rank != self._rank]
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    more = f" and {len(ranks) - MOST_NAMED:,} more" if len(ranks) > MOST_NAMED else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:MOST_NAMED]))}{more}"

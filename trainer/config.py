@@ -124,7 +124,8 @@ class TrainConfig:
         """What steps are planned with. Raises as `read_cost` does, and ValueError where it can not be said."""
         if self.offload is None:
             return None
-        token_bytes = bytes_per_token(self.model, self.recompute, getattr(torch, self.dtype))
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        token_bytes = bytes_per_token(self.model, self.recompute, dtype, self.parallel.tensor)
         return self.offload.planned(self.model.layers, token_bytes, self._unit_seconds(self.offload.flops))
 
     def _unit_seconds(self, flops: float | None) -> float:

@@ -8,21 +8,25 @@ from pathlib import Path
 
 import torch
 
+from seqmesh.kernels.tensor_parallel import Peers
 from seqmesh.loader.cost_file import cost_digest
 from seqmesh.loader.embedded import Loader
 from seqmesh.packer.cost import CostModel
 from seqmesh.trainer.checkpoints.save import Saver
 from seqmesh.trainer.config import TrainConfig
 from seqmesh.trainer.flops import Peak, Work, find_peak, make_work
-from seqmesh.trainer.grid import Grid
+from seqmesh.trainer.grid import Grid, ParallelConfig
 from seqmesh.trainer.host import Host
+from seqmesh.trainer.models.balance import loads_size
 from seqmesh.trainer.models.config import ModelConfig
-from seqmesh.trainer.models.transformer import Transformer, init_weights, parameter_shapes
+from seqmesh.trainer.models.division import layers_of
+from seqmesh.trainer.models.transformer import Transformer, init_weights
 from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.part import Saved
+from seqmesh.trainer.passes import Passes
 from seqmesh.trainer.recompute import set_recompute
 from seqmesh.trainer.replicas import Replica, make_replica, sharding_of
-from seqmesh.trainer.step import EXTRA
+from seqmesh.trainer.step import EXTRA, Runner, make_runner
 
 Say = Callable[[str], object]
 
@@ -38,6 +42,7 @@ class Job:
     say: Say
     model: Transformer
     replica: Replica
+    runner: Runner
     offloader: Offloader | None
     optimizer: torch.optim.Optimizer
     work: Work
@@ -68,10 +73,20 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
     spread = next(model.parameters()).is_meta
     set_recompute(model.blocks, config.recompute)
     offloader = Offloader(model.blocks, Host.of(grid.world.device)) if config.offload else None
-    replica = make_replica(model, grid, config.loader.mode, config.sharding, extra=EXTRA)
+    extra = EXTRA + loads_size(config.model)
+    replica = make_replica(model, grid, config.loader.mode, config.sharding, extra=extra)
     if spread:
         init_weights(model, config.seed)
     optimizer = replica.make_optimizer(config.optim)
+    work = count_work(config.model)
+    passes = Passes(
+        model=model,
+        replica=replica,
+        grid=grid,
+        capacity=config.loader.capacity,
+        work=work,
+        offloader=offloader,
+    )
     say = say if grid.world.is_first else lambda _text: None
     saver = Saver(
         Path(config.run),
@@ -88,27 +103,36 @@ def make_job(config: TrainConfig, grid: Grid, loader: Loader, say: Say) -> Job:
         say=say,
         model=model,
         replica=replica,
+        runner=make_runner(passes, config.parallel.parts),
         offloader=offloader,
         optimizer=optimizer,
-        work=count_work(config.model),
+        work=work,
         peak=find_peak(grid.world.device, dtype, config.peak_flops),
         saver=saver,
     )
 
 
 def _make_model(config: TrainConfig, grid: Grid, dtype: torch.dtype) -> Transformer:
-    """With its weights; on the meta device, without, where parameters are to be sharded: no rank ever has them all."""
+    """What this process holds of it, with its weights; on the meta device, without, where parameters are to be sharded:
+    no process ever has them all."""
     if sharding_of(grid, config.loader.mode, config.sharding) != "parameters":
-        return Transformer(config.model, seed=config.seed).to(grid.world.device, dtype)
+        return held_model(config.model, config.parallel, grid, seed=config.seed).to(grid.world.device, dtype)
     with torch.device("meta"):
-        return Transformer(config.model, seed=config.seed).to(dtype)
+        return held_model(config.model, config.parallel, grid, seed=config.seed).to(dtype)
+
+
+def held_model(config: ModelConfig, parallel: ParallelConfig, grid: Grid, *, seed: int) -> Transformer:
+    """What a process of the grid holds of a model: its stage's stretches of layers, and its share of each."""
+    stages, tensor = grid.stages, grid.tensor
+    layers = layers_of(config.layers, stages.count * parallel.parts)[stages.rank :: stages.count]
+    peers = Peers(group=tensor.group, rank=tensor.rank, count=tensor.count, chunks=parallel.chunks)
+    return Transformer(config, seed=seed, layers=layers, peers=peers)
 
 
 def count_work(config: ModelConfig) -> Work:
     """Of the whole model, however many processes share it."""
-    shapes = parameter_shapes(config)
     return make_work(
-        block_parameters=sum(s.numel() for name, s in shapes.items() if name.startswith("blocks.") and len(s) > 1),
+        block_parameters=config.layers * config.shape.layer_weights,
         head_parameters=config.vocab_size * config.width,
         heads=config.heads,
         head_dim=config.head_dim,

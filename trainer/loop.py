@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 
-from torch import Tensor
-
 from seqmesh.kernels.layout import Traffic
-from seqmesh.loader.batch import PackedBatch, batch_digest, step_digest
+from seqmesh.loader.batch import batch_digest, step_digest
 from seqmesh.trainer.job import Job
 from seqmesh.trainer.logs import Sink, open_sinks
+from seqmesh.trainer.models.balance import move_biases_, take_loads
 from seqmesh.trainer.monitor import JsonLines, Pace, StepClock, StepRecord, make_record, step_line
 from seqmesh.trainer.offload import Moved
+from seqmesh.trainer.passes import Batch
 from seqmesh.trainer.process import collecting, peak_memory
 from seqmesh.trainer.saving import save_if_due
-from seqmesh.trainer.step import StepResult, accumulate, finish_step
+from seqmesh.trainer.step import EXTRA, StepResult, finish_step
 
 LEAST_STEP_TIMEOUT = 30.0  # seconds, where `step_timeout` is not set
 SLOW_STEP = 10  # times the median, likewise
 
-StepDone = tuple[StepResult, PackedBatch[Tensor], str]  # what came out, the last batch, the digest of all batches
+StepDone = tuple[StepResult, Batch, str]  # what came out, the last batch, the digest of all batches
 
 
 def run(job: Job) -> None:
@@ -52,10 +53,9 @@ class Loop:
         self, job: Job, sinks: list[Sink], batches_log: JsonLines | None, collect: Callable[[int], None]
     ) -> None:
         self.job, self.sinks, self.batches_log, self.collect = job, sinks, batches_log, collect
-        self.batches: Iterator[PackedBatch[Tensor]] = iter(job.loader)
+        self.batches: Iterator[Batch] = iter(job.loader)
         self.clock = StepClock()
         self.pace = Pace()
-        self.traffic = Traffic()
         self.agreed = ""  # digest of the plan that all ranks are known to have for the next step
 
     def run(self) -> None:
@@ -86,55 +86,57 @@ class Loop:
 
     def _do_step(self) -> StepDone | None:
         """One step, the last of its batches, and the digest of them all; None where the data end."""
-        job, digests = self.job, list[str]()
+        job, digests, newest = self.job, list[str](), deque[Batch](maxlen=1)
         job.replica.begin_step()
-        while True:
-            with self.clock.phase("data"):
-                batch = next(self.batches, None)
-            if batch is None:
-                return None
-            if self.agreed != batch.plan:
-                self._agree(batch.plan, batch.step)
-            digests.append(batch_digest(batch.map(lambda _name, tensor: tensor.cpu())))
-            with self.clock.phase("compute"):
-                capacity = job.loader.settings.capacity
-                pairs = self._layer_pairs(batch)
-                accumulate(job.model, batch, job.replica, capacity, self.traffic, pairs, job.offloader)
-            if batch.last_in_step:
-                break
+        with self.clock.phase("compute"):
+            job.runner.run(self._batches_of_step(digests, newest))
+        if not newest or not newest[0].last_in_step:
+            return None
+        (last,) = newest
         with self.clock.phase("reduce"):
+            job.replica.extra[EXTRA:] = take_loads(job.model)
             job.replica.reduce_()
-            self._agree(batch.next_plan, batch.step + 1)
+            self._agree(last.next_plan, last.step + 1)
         with self.clock.phase("update"):
             result = finish_step(
                 job.replica,
                 job.optimizer,
                 job.config.optim,
-                supervised=batch.supervised_tokens_in_step,
+                supervised=last.supervised_tokens_in_step,
                 step=job.step,
                 steps=job.config.steps,
             )
+            if result.updated:
+                move_biases_(job.model, result.loads)
         job.step += 1
-        return result, batch, step_digest(digests)
+        return result, last, step_digest(digests)
 
-    def _layer_pairs(self, batch: PackedBatch[Tensor]) -> int:
-        pieces = (batch.document_lengths, batch.ring_sizes, batch.ring_indices)
-        lengths, sizes, indices = (tensor.numpy() for tensor in pieces)  # they are on the host, as int64
-        return self.job.work.layer_pairs(lengths, sizes, indices)
+    def _batches_of_step(self, digests: list[str], newest: deque[Batch]) -> Iterator[Batch]:
+        """As they are taken they are agreed on, and written down."""
+        while not newest or not newest[0].last_in_step:
+            with self.clock.phase("data"):
+                batch = next(self.batches, None)
+            if batch is None:
+                return
+            if self.agreed != batch.plan:
+                self._agree(batch.plan, batch.step)
+            digests.append(batch_digest(batch.map(lambda _name, tensor: tensor.cpu())))
+            newest.append(batch)
+            yield batch
 
     def _agree(self, plan: str, step: int) -> None:
         """One step ahead of its work: all ranks must have the same plan, or they would wait for each other for ever."""
         self.job.grid.world.agree(plan, f"the plan of step {step + 1}")
         self.agreed = plan
 
-    def _log(self, result: StepResult, last: PackedBatch[Tensor], digest: str) -> None:
+    def _log(self, result: StepResult, last: Batch, digest: str) -> None:
         job, steps = self.job, self.job.config.steps
         if self.batches_log:
             self.batches_log.write({"step": job.step, "digest": digest})
         record = self._record(result, last)
         self.clock.restart()
         self.pace.add(record.total)
-        self.traffic = Traffic()
+        job.runner.passes.traffic = Traffic()
         if job.offloader:
             job.offloader.moved = Moved()
         for sink in self.sinks:
@@ -142,7 +144,7 @@ class Loop:
         job.say(step_line(record, steps, self.pace.mean * (steps - job.step)))
         self._expect()
 
-    def _record(self, result: StepResult, last: PackedBatch[Tensor]) -> StepRecord:
+    def _record(self, result: StepResult, last: Batch) -> StepRecord:
         job = self.job
         return make_record(
             result,
@@ -151,7 +153,7 @@ class Loop:
             epoch=last.epoch,
             tokens=last.tokens_in_step,
             rings=last.rings_in_step,
-            ring_bytes=self.traffic.sent,
+            ring_bytes=job.runner.passes.traffic.sent,
             offload_bytes=job.offloader.moved.nbytes if job.offloader else 0,
             imbalance=last.imbalance,
             flops=job.work.of_step(

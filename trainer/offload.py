@@ -5,6 +5,11 @@ Every activation of a layer gives its first rows to the host, as many as the pla
 a layer's backward begins, the copies back of the one below start. At no time does the device hold more than two whole
 layers and the kept rows of all others, which is what plans count on (`packer.offload.memory_tokens`).
 
+In a pipeline other micro-batches come between the forward and the backward of one, on all stages but the last. There
+no layer keeps everything, and the copies back of the last one start when the backward does. A first stage has as many
+micro-batches in flight as there are stages, each of so many layers fewer: again two whole layers, and kept rows of
+as many others as the model has.
+
 Gradients are those without offload, to the bit: what comes back is what went. Weights never move. With a ratio of 0 no
 hook is installed. What is copied when is said to the lanes of `trainer.host`, which are the only part that knows CUDA.
 """
@@ -61,84 +66,133 @@ class Moved:
 
 
 class Offloader:
-    """Offload for the layers of a model: their `forward` is replaced, in place. moved: in all micro-batches so far,
-    or since somebody put another in its place."""
+    """Offload for the layers of a model that a process holds: their `forward` is replaced, in place. moved: in all
+    micro-batches so far, or since somebody put another in its place."""
 
     def __init__(self, layers: Iterable[nn.Module], host: Host) -> None:
         self.moved = Moved()
-        self._host = host
+        self.host = host
         self._layers = list(layers)
-        self._pass: _Pass | None = None
+        self._running: _Pass | None = None
+        self._leaving: _Pass | None = None  # its forward has ended, and its last copies may be under way
         for index, layer in enumerate(self._layers):
             layer.forward = partial(self._forward, index, layer, layer.forward)
 
+    def begin(self, ratio: float, *, kept: int) -> Pass:
+        """A micro-batch, of whose activations this share is moved, but for the last `kept` layers."""
+        return _Pass(self, len(self._layers) - kept, ratio) if ratio else Pass()
+
     @contextmanager
-    def micro_batch(self, ratio: float) -> Iterator[None]:
-        """Forward and backward of one micro-batch, of whose activations this share is moved."""
-        if ratio == 0:
-            yield
-            return
-        self._pass = _Pass(len(self._layers), ratio, self._host, self.moved)
+    def running(self, one: _Pass) -> Iterator[None]:
+        self.let_go()
+        self._running = one
         try:
             yield
         finally:
-            self._pass.close()
-            self._pass = None
+            self._running, self._leaving = None, one
+
+    def let_go(self) -> None:
+        """Of what has left since: only now, so that nothing that followed a forward had to wait for its copies."""
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None:
+            leaving.let_go()
 
     def _forward(self, index: int, layer: nn.Module, forward: Callable[..., Tensor], x: Tensor, *given: Any) -> Tensor:
-        if self._pass is None or not torch.is_grad_enabled():
+        if self._running is None or not torch.is_grad_enabled():
             return forward(x, *given)
-        return self._pass.forward(index, layer_activations(layer, x, *given), partial(forward, x, *given))
+        return self._running.layer(index, layer_activations(layer, x, *given), partial(forward, x, *given))
 
 
-def offloaded(offloader: Offloader | None, ratio: float) -> AbstractContextManager[None]:
-    """The offloader's micro-batch. Raises ValueError for a ratio where there is none: the plan counts on it."""
+class Pass:
+    """One micro-batch through the layers of a process, first forward, then backward; this one moves nothing."""
+
+    def forward(self) -> AbstractContextManager[None]:
+        """To be open while the forward is run, and no other pass."""
+        return nullcontext()
+
+    def backward(self) -> AbstractContextManager[None]:
+        """To be open while the backward is; nothing is left on the host after it."""
+        return nullcontext()
+
+
+def offload(offloader: Offloader | None, ratio: float, *, at_once: bool = True) -> Pass:
+    """A micro-batch's pass. at_once: whether its backward follows its forward. Raises ValueError for a ratio where
+    there is no offloader: the plan counts on it."""
     if offloader is not None:
-        return offloader.micro_batch(ratio)
+        return offloader.begin(ratio, kept=KEPT_LAYERS if at_once else 0)
     if ratio:
         raise ValueError(f"offload_ratio is {ratio}: the plan counts on offload, and there is none here")
-    return nullcontext()
+    return Pass()
 
 
-class _Pass:
-    """The layers of one micro-batch, from the beginning of its forward to the end of its backward."""
+@contextmanager
+def offloaded(offloader: Offloader | None, ratio: float) -> Iterator[None]:
+    """Forward and backward of a micro-batch, one right after the other. Raises ValueError as `offload` does."""
+    one = offload(offloader, ratio)
+    with one.backward(), one.forward():
+        yield
 
-    def __init__(self, layers: int, ratio: float, host: Host, moved: Moved) -> None:
-        self._count, self._ratio, self._host, self._moved = layers, ratio, host, moved
+
+class _Pass(Pass):
+    """Moves what the layers before number `moving` save."""
+
+    def __init__(self, offloader: Offloader, moving: int, ratio: float) -> None:
+        self._offloader, self._moving, self._ratio = offloader, moving, ratio
+        self._host = offloader.host
         self._layers: dict[int, _Layer] = {}
 
-    def forward(self, index: int, activations: Activations, run: Callable[[], Tensor]) -> Tensor:
+    def forward(self) -> AbstractContextManager[None]:
+        return self._offloader.running(self)
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        self._offloader.let_go()
+        self._fetch(max(self._layers, default=0))
+        try:
+            yield
+        finally:
+            self._close()
+
+    def layer(self, index: int, activations: Activations, run: Callable[[], Tensor]) -> Tensor:
         """Run a layer. The one before may still be copied meanwhile, those before it are done with."""
         if (leaving := self._layers.get(index - KEPT_LAYERS)) is not None:
             leaving.let_go()
-        if index < self._count - KEPT_LAYERS:
-            layer = self._layers[index] = _Layer(activations, self._ratio, self._host, self._moved)
+        if index < self._moving:
+            layer = self._layers[index] = _Layer(activations, self._ratio, self._host, self._offloader.moved)
             with saved_tensors_hooks(layer.pack, layer.unpack):
                 out = run()
             layer.end_forward()
         else:
             out = run()
-        out.register_hook(partial(self._begin_backward, index))  # type: ignore[no-untyped-call]  # torch's own is not typed
+        hook = partial(self._begin_backward, index)
+        out.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's own is not typed
         return out
 
-    def _begin_backward(self, index: int, _gradient: Tensor) -> None:
-        if (below := self._layers.get(index - 1)) is not None:
-            below.fetch()
+    def let_go(self) -> None:
+        for layer in self._layers.values():
+            layer.let_go()
 
-    def close(self) -> None:
+    def _begin_backward(self, index: int, _gradient: Tensor) -> None:
+        self._fetch(index - 1)
+
+    def _fetch(self, index: int) -> None:
+        if (layer := self._layers.get(index)) is not None:
+            layer.fetch()
+
+    def _close(self) -> None:
         """Leave no copy under way and no buffer out, also where backward did not happen."""
         for lane in (self._host.out, self._host.back):
             lane.wait(lane.mark())
         for layer in self._layers.values():
             layer.close()
+        self._layers.clear()
 
 
 class _Layer:
     """What one layer has saved. The same activation, saved by several nodes, is one `_Part`."""
 
     def __init__(self, activations: Activations, ratio: float, host: Host, moved: Moved) -> None:
-        self._activations, self._host, self._moved = activations, host, moved
-        self._leaving = math.ceil(activations.rows * ratio)
+        self._activations, self._ratio, self._host, self._moved = activations, ratio, host, moved
         self._parts: dict[Hashable, _Part] = {}
         self._gone: Mark = None
         self._back: Mark = None
@@ -149,7 +203,7 @@ class _Layer:
             return saved.detach()
         part = self._parts.get(activation.key)
         if part is None:
-            part = self._parts[activation.key] = _Part(activation, self._leaving, self._host)
+            part = self._parts[activation.key] = _Part(activation, math.ceil(activation.rows * self._ratio), self._host)
             self._moved.nbytes += part.held.nbytes
             self._moved.tensors += 1
         return part, saved.shape

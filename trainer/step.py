@@ -1,30 +1,24 @@
 """One optimizer step from a plan: accumulate every micro-batch, reduce once, update.
 
-The loss is the sum over a rank's supervised tokens divided by the supervised tokens of the whole step, which the plan
-knows before the first micro-batch; gradients are summed over ranks. So the gradient is that of one process running
-document by document, whatever the plan: ranks may differ in their number of micro-batches, and one without documents
-takes part in the reduction with zeros.
+Ranks may differ in their number of micro-batches, and one without documents takes part in the reduction with zeros.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
 
-from seqmesh.kernels.layout import Layout, Ring, Traffic
-from seqmesh.loader.batch import PackedBatch
-from seqmesh.packer.pieces import chunk_sizes, piece_tokens
-from seqmesh.trainer.models.transformer import Transformer
-from seqmesh.trainer.offload import Offloader, offloaded
 from seqmesh.trainer.optim.config import OptimConfig, learning_rate, set_rate
+from seqmesh.trainer.passes import Batch, Passes
+from seqmesh.trainer.pipeline.run import Pipeline
 from seqmesh.trainer.replicas.filler import run_filler
 from seqmesh.trainer.replicas.replica import Replica
 
-EXTRA = 5  # numbers that travel with the gradient: loss sum, tokens, room, rows, attended pairs
+EXTRA = 5  # numbers that travel with the gradient: loss sum, tokens, room, rows, attended pairs; then experts' loads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +26,7 @@ class StepResult:
     """loss: mean over the step's supervised tokens, on all ranks; NaN where there are none. grad_norm: before
     clipping. fill: tokens over the capacity of all micro-batches. rows: tokens with padding. layer_pairs: attended
     pairs, summed over layers. updated: False where the step had nothing to learn from or its gradient was not finite,
-    and the weights were left alone."""
+    and the weights were left alone. loads: of experts, as `balance.take_loads` has them, of all replicas."""
 
     loss: float
     grad_norm: float
@@ -41,53 +35,39 @@ class StepResult:
     layer_pairs: float
     lr: float
     updated: bool
+    loads: Sequence[float] = ()
 
 
-def accumulate(
-    model: nn.Module,
-    batch: PackedBatch[Tensor],
-    replica: Replica,
-    capacity: int,
-    traffic: Traffic | None = None,
-    layer_pairs: int = 0,
-    offloader: Offloader | None = None,
-) -> None:
-    """Run one micro-batch forward and backward, offloaded as far as it asks for. A batch of no tokens is a rank that
-    has nothing to do in this wave: it runs a filler of weight zero where the replica needs every rank in every wave.
-    layer_pairs: of its attention, to be summed over ranks."""
-    if batch.tokens == 0:
-        if replica.runs_every_wave:
-            replica.before_backward(last=batch.last_in_step)
-            assert isinstance(model, Transformer)
-            run_filler(model, batch.input_ids.device)
-        return
-    replica.before_backward(last=batch.last_in_step)
-    with offloaded(offloader, batch.offload_ratio):
-        loss_sum, _ = model(batch.input_ids, batch.position_ids, layout_of(batch, traffic or Traffic()), batch.labels)
-        torch.autograd.backward(loss_sum / max(batch.supervised_tokens_in_step, 1))
-    counts = [batch.tokens, capacity, len(batch.input_ids), layer_pairs]
-    replica.extra += torch.stack([loss_sum.detach().to(replica.extra), *replica.extra.new_tensor(counts)])
+class Runner(Protocol):
+    """Who makes all passes of a step on this process."""
+
+    passes: Passes
+
+    def run(self, batches: Iterable[Batch]) -> None:
+        """batches: this rank's of one step, in order, taken when they are needed."""
 
 
-def layout_of(batch: PackedBatch[Tensor], traffic: Traffic) -> Layout:
-    """The kernels' view of a batch: its segments, and which of them are pieces of rings."""
-    sizes, members = batch.ring_sizes.tolist(), batch.ring_ranks.tolist()
-    lengths, indices = batch.document_lengths.tolist(), batch.ring_indices.tolist()
-    ends = itertools.accumulate(sizes)
-    # Where segments begin is counted here, not read from cu_seqlens: those may lie on a device.
-    starts = itertools.accumulate(map(piece_tokens, lengths, sizes, indices), initial=0)
-    rings = tuple(
-        Ring(
-            segment=i,
-            start=start,
-            ranks=tuple(members[end - size : end]),
-            index=index,
-            chunks=chunk_sizes(length, size),
-        )
-        for i, (length, size, index, end, start) in enumerate(zip(lengths, sizes, indices, ends, starts, strict=False))
-        if size > 1
-    )
-    return Layout(batch.cu_seqlens, batch.max_seqlen, rings, traffic)
+class Accumulator:
+    """The runner of a model that is whole: one micro-batch after the other. One of no tokens is a rank's that has
+    nothing to do in this wave: it runs a filler of weight zero where the replica needs every rank in every wave."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+
+    def run(self, batches: Iterable[Batch]) -> None:
+        passes = self.passes
+        for batch in batches:
+            if batch.tokens > 0:
+                passes.begin(batch)
+                passes.forward(batch).backward()
+            elif passes.replica.runs_every_wave:
+                passes.begin(batch)
+                run_filler(passes.model, batch.input_ids.device)
+
+
+def make_runner(passes: Passes, parts: int = 1) -> Runner:
+    """parts: that each stage of a pipeline has."""
+    return Pipeline(passes, parts) if passes.grid.stages.count > 1 else Accumulator(passes)
 
 
 def finish_step(
@@ -103,7 +83,7 @@ def finish_step(
 
     step: from 0, of `steps`; supervised: supervised tokens of the whole step.
     """
-    loss_sum, tokens, room, rows, layer_pairs = replica.extra.tolist()
+    loss_sum, tokens, room, rows, layer_pairs, *loads = replica.extra.tolist()
     norm = replica.norm()
     if config.clip is not None and config.clip < norm < math.inf:
         replica.scale_(config.clip / norm)
@@ -122,4 +102,5 @@ def finish_step(
         layer_pairs=layer_pairs,
         lr=rate,
         updated=updated,
+        loads=loads,
     )

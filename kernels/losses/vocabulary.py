@@ -1,7 +1,8 @@
 """`linear_cross_entropy_sum` where the vocabulary is spread over the ranks of a group, as in tensor parallelism.
 
 Every member holds all rows and a contiguous slice of the weight, in the group's order. One all-gather of three numbers
-a row for each chunk makes the rows' statistics; no logits travel. Gradients of rows are not reduced here.
+a row for each chunk makes the rows' statistics; no logits travel. Gradients of rows are not reduced here. Before, one
+of six numbers a member shows whether all have the same rows: the host waits for it, and for no other look at labels.
 
 Shapes: T rows, W width, V vocabulary, v a member's slice of it, m members.
 """
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seqmesh.kernels.loss import UNSUPERVISED, check_labels, check_linear, supervised_rows
+from seqmesh.kernels.loss import UNSUPERVISED, check_label_dtype, check_labels, check_linear, supervised_rows
 from seqmesh.kernels.losses import chunked
 
 SAME = ("rows", "width", "supervised labels", "lowest label", "highest label")  # on all members
@@ -38,8 +39,8 @@ def vocab_parallel_cross_entropy_sum(
     be seen only together, a label beyond the whole vocabulary above all, is an error on all members alike.
     """
     check_linear(hidden, weight_shard, labels)
+    check_label_dtype(labels)
     sizes = _agree(hidden, weight_shard, labels, group)
-    check_labels(labels, sum(sizes))
     rows, targets = supervised_rows(hidden, labels)
     first = sum(sizes[: dist.get_rank(group)])
     total = chunked.slice_sum(rows, weight_shard, targets - first, merge=partial(_merge, group=group))
@@ -48,16 +49,28 @@ def vocab_parallel_cross_entropy_sum(
 
 def _agree(hidden: Tensor, weight_shard: Tensor, labels: Tensor, group: dist.ProcessGroup | None) -> list[int]:
     """Rows of every member's shard; raises on all members where their inputs cannot belong together."""
-    supervised = labels[labels != UNSUPERVISED]
-    bounds = (int(supervised.min()), int(supervised.max())) if len(supervised) else (0, 0)
-    mine = torch.tensor([len(weight_shard), *hidden.shape, len(supervised), *bounds], device=hidden.device)
+    known = torch.tensor([len(weight_shard), *hidden.shape], device=hidden.device)
+    mine = torch.cat((known, _bounds(labels)))
     sizes, *same = torch.stack(_gather(mine, group)).T.tolist()
     for name, values in zip(SAME, same, strict=True):
         if len(set(values)) > 1:
             raise ValueError(f"{name} of the group's members are {values}: must be the same on all")
     if sum(sizes) == 0:
         raise ValueError("weight_shard has no rows on any member: the vocabulary is empty")
+    supervised, lowest, highest = (values[0] for values in same[2:])
+    if supervised and (lowest < 0 or highest >= sum(sizes)):
+        check_labels(labels, sum(sizes))  # says which
     return [int(size) for size in sizes]
+
+
+def _bounds(labels: Tensor) -> Tensor:
+    """[3] how many labels are supervised, the lowest of them and the highest, for which the host need not wait."""
+    supervised = labels != UNSUPERVISED
+    if len(labels) == 0:
+        return torch.zeros(3, dtype=torch.int64, device=labels.device)
+    lowest = labels.masked_fill(~supervised, torch.iinfo(labels.dtype).max).min()
+    highest = labels.masked_fill(~supervised, torch.iinfo(labels.dtype).min).max()
+    return torch.stack((supervised.sum(), lowest.to(torch.int64), highest.to(torch.int64)))
 
 
 def _merge(statistics: Tensor, *, group: dist.ProcessGroup | None) -> Tensor:

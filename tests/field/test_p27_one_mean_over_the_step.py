@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.loss import cross_entropy_sum
 from seqmesh.loader.batch import PackedBatch
 from seqmesh.trainer.grid import one_each
+from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig, make_optimizer
 from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.passes import Passes
 from seqmesh.trainer.replicas.replicated import Replicated
-from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
+from seqmesh.trainer.step import EXTRA, Accumulator, StepResult, finish_step
 from tests.ranks import run_ranks
 from tests.trainer.held import holding_whole
 
@@ -33,8 +36,9 @@ class FixedLosses(nn.Module):
         self.table = nn.Parameter(torch.tensor(rows, dtype=torch.float64))
 
     def forward(
-        self, input_ids: Tensor, _position_ids: Tensor, _layout: Layout, labels: Tensor
+        self, input_ids: Tensor, _position_ids: Tensor, _layout: Layout, labels: Tensor, part: int
     ) -> tuple[Tensor, Tensor]:
+        assert part == 0
         return cross_entropy_sum(self.table[input_ids], labels)
 
 
@@ -78,8 +82,9 @@ def run_step(ranks: Ranks, work: Sequence[Sequence[MicroBatch]]) -> tuple[StepRe
     replica = Replicated(holding_whole(model), one_each(ranks), extra=EXTRA)
     supervised = sum(count for batches in work for batch in batches for _, count in batch)
     mine = work[ranks.rank]
-    for wave, content in enumerate(mine):
-        accumulate(model, batch_of(content, wave=wave, waves=len(mine), supervised=supervised), replica, 8)
+    grid = one_each(ranks)
+    batches = [batch_of(each, wave=n, waves=len(mine), supervised=supervised) for n, each in enumerate(mine)]
+    Accumulator(Passes(model=cast(Transformer, model), replica=replica, grid=grid, capacity=8)).run(batches)
     replica.reduce_()
     gradient = replica.gradient.tolist()
     optimizer = make_optimizer(model.parameters(), OptimConfig(lr=0.1))

@@ -1,7 +1,7 @@
 """Optimizer steps from plans on real ranks, beside the same steps of one process running document by document."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -13,19 +13,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from seqmesh.kernels.layout import Layout, Traffic
+from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.loss import UNSUPERVISED, cross_entropy_sum
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import LoaderSettings
-from seqmesh.trainer.grid import one_each
+from seqmesh.trainer.grid import Grid, ParallelConfig, make_grid
+from seqmesh.trainer.job import held_model
+from seqmesh.trainer.models.balance import loads_size, move_biases_, take_loads
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig, learning_rate, make_optimizer
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved
+from seqmesh.trainer.passes import Batch, Passes
 from seqmesh.trainer.replicas import Replica, Sharding, make_replica
-from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
+from seqmesh.trainer.step import EXTRA, StepResult, finish_step, make_runner
 from tests.support import documents_of
 from tests.trainer.slow_lamb import SlowLamb
 
@@ -43,6 +46,8 @@ class Job:
 
     settings: LoaderSettings
     sharding: Sharding | None = None
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    model: ModelConfig = CONFIG
     optim: OptimConfig = field(default_factory=OptimConfig)
     dtype: str = "float64"
 
@@ -51,7 +56,7 @@ class Job:
 class Taken:
     """What a rank has after its steps. gradients: whole, of each step before clipping. counts: its micro-batches with
     tokens. sent: bytes for rings. weights: whole, at the end; own: a digest of them as they lie on this rank, where it
-    has them all. groups: process groups made since the replica was."""
+    has them all. groups: process groups made since the replica was. balance: biases of experts' choices, at the end."""
 
     gradients: list[Vector]
     results: list[StepResult]
@@ -60,6 +65,7 @@ class Taken:
     weights: Vector
     own: str
     groups: int
+    balance: Vector
 
 
 def new_model(dtype: str = "float64", config: ModelConfig = CONFIG) -> Transformer:
@@ -73,43 +79,56 @@ def take_all(ranks: Ranks, jobs: Sequence[Job]) -> list[Taken]:
 
 def take_steps(ranks: Ranks, job: Job) -> Taken:
     """The first steps of a job on this rank."""
-    model, traffic = new_model(job.dtype), Traffic()
-    replica = make_replica(model, one_each(ranks), job.settings.mode, job.sharding, extra=EXTRA)
+    torch.set_num_threads(1)
+    grid, extra = make_grid(ranks, job.parallel), EXTRA + loads_size(job.model)
+    model = held_model(job.model, job.parallel, grid, seed=0).to(getattr(torch, job.dtype))
+    replica = make_replica(model, grid, job.settings.mode, job.sharding, extra=extra)
     optimizer, recorder = replica.make_optimizer(job.optim), replica.make_optimizer(RECORDER)
+    passes = Passes(model=model, replica=replica, grid=grid, capacity=job.settings.capacity)
+    runner = make_runner(passes, job.parallel.parts)
     gradients, results, counts = [], [], []
     groups = groups_now()
     with (
         patch("torch.distributed.new_group", side_effect=AssertionError("a process group is made in a step")),
-        Loader(job.settings, rank=ranks.rank, mode="inline") as loader,
+        Loader(job.settings, rank=grid.data.rank, mode="inline") as loader,
     ):
         batches = iter(loader)
         for step in range(STEPS):
             replica.begin_step()
-            counts.append(0)
-            for batch in batches:
-                accumulate(model, batch, replica, job.settings.capacity, traffic)
-                counts[-1] += batch.tokens > 0
-                if batch.last_in_step:
-                    break
+            taken = batches_of_step(batches)
+            runner.run(taken)
+            counts.append(sum(batch.tokens > 0 for batch in taken))
+            replica.extra[EXTRA:] = take_loads(model)
             replica.reduce_()
-            gradients.append(gradient_of(replica, recorder))
-            supervised = batch.supervised_tokens_in_step
+            gradients.append(gradient_of(replica, recorder, grid))
+            supervised = taken[-1].supervised_tokens_in_step
             results.append(finish_step(replica, optimizer, job.optim, supervised=supervised, step=step, steps=STEPS))
+            if results[-1].updated:
+                move_biases_(model, results[-1].loads)
     return Taken(
         gradients=gradients,
         results=results,
         counts=counts,
-        sent=traffic.sent,
-        weights=flat(whole(replica.tensors(optimizer), "model/")),
+        sent=passes.traffic.sent,
+        weights=flat(whole(replica.tensors(optimizer), "model/", grid=grid)),
         own=digest(model),
         groups=groups_now() - groups,
+        balance=flat(dict(model.named_buffers())),
     )
 
 
-def gradient_of(replica: Replica, recorder: torch.optim.Optimizer) -> Vector:
+def batches_of_step(batches: Iterator[Batch]) -> list[Batch]:
+    """Those of the next step."""
+    taken = [next(batches)]
+    while not taken[-1].last_in_step:
+        taken.append(next(batches))
+    return taken
+
+
+def gradient_of(replica: Replica, recorder: torch.optim.Optimizer, grid: Grid | None = None) -> Vector:
     """The whole gradient, whichever way it lies on the ranks; all of them must call it."""
     replica.update(recorder)
-    return flat(whole(replica.tensors(recorder), "optimizer/", "/exp_avg"))
+    return flat(whole(replica.tensors(recorder), "optimizer/", "/exp_avg", grid=grid))
 
 
 def groups_now() -> int:
@@ -124,36 +143,47 @@ def digest(model: nn.Module) -> str:
     return hashlib.sha256(b"".join(p.numpy().tobytes() for p in every)).hexdigest()
 
 
-def whole(saved: Saved, prefix: str = "", suffix: str = "") -> dict[str, Tensor]:
-    """Whole tensors of the names with this beginning and end, on every rank; all ranks must call it."""
+def whole(saved: Saved, prefix: str = "", suffix: str = "", *, grid: Grid | None = None) -> dict[str, Tensor]:
+    """Whole tensors of the names with this beginning and end, on every rank; all ranks must call it. grid: None where
+    every process is a replica."""
     chosen = {name: part for name, part in saved.items() if name.startswith(prefix) and name.endswith(suffix)}
-    return _join(chosen) if dist.is_initialized() else {name: part.local.clone() for name, part in chosen.items()}
+    return _join(chosen, grid) if dist.is_initialized() else {name: part.local.clone() for name, part in chosen.items()}
 
 
-def _join(parts: Saved) -> dict[str, Tensor]:
-    """All of them in one reduction, in which a second number counts who holds each element; what all hold counts for
-    the first rank."""
-    both = {name: torch.zeros(2, *part.shape, dtype=part.local.dtype) for name, part in parts.items()}
+def _join(parts: Saved, grid: Grid | None) -> dict[str, Tensor]:
+    """All of them in one reduction, in which a second number counts who holds each element; what all replicas hold
+    counts for the first."""
+    first = grid.data.is_first if grid else dist.get_rank() == 0
+    shapes = _union({name: (part.shape, part.local.dtype) for name, part in parts.items()})
+    both = {name: torch.zeros(2, *shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
     for name, part in parts.items():
-        if not part.shared or dist.get_rank() == 0:
+        if not part.spare and (first or not part.shared):
             both[name][:, *part.place] = torch.stack([part.local, torch.ones_like(part.local)])
     end_to_end = torch.cat([each.flatten() for each in both.values()])
     dist.all_reduce(end_to_end)
     joined = torch.split(end_to_end, [each.numel() for each in both.values()])
-    tensors = {name: each.view(2, *parts[name].shape) for name, each in zip(both, joined, strict=True)}
+    tensors = {name: each.view(2, *shapes[name][0]) for name, each in zip(both, joined, strict=True)}
     assert all(each[1].eq(1).all() for each in tensors.values()), "an element is on no rank or on two"
     return {name: each[0] for name, each in tensors.items()}
 
 
+def _union(mine: dict[str, Any]) -> dict[str, Any]:
+    """What any rank has."""
+    every: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, mine)
+    return {name: value for each in every for name, value in each.items()}
+
+
 def flat(tensors: dict[str, Tensor]) -> Vector:
     """All tensors end to end, in the order of their names."""
-    return np.concatenate([tensors[name].double().numpy().ravel() for name in sorted(tensors)])
+    return np.concatenate([np.empty(0), *(tensors[name].double().numpy().ravel() for name in sorted(tensors))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
     gradients: list[Vector]
     weights: Vector
+    balance: Vector
 
 
 def reference(
@@ -185,9 +215,15 @@ def reference(
             loss, _ = cross_entropy_sum(model(ids, torch.arange(len(ids)), layout), labels)
             torch.autograd.backward(loss / max(supervised, 1))
         gradients.append(flat({name: _gradient(p) for name, p in model.named_parameters()}))
+        loads = take_loads(model)
         if supervised:
             update(learning_rate(optim, number, steps))
-    return Reference(gradients=gradients, weights=flat({n: p.detach() for n, p in model.named_parameters()}))
+            move_biases_(model, loads.tolist())
+    return Reference(
+        gradients=gradients,
+        weights=flat({n: p.detach() for n, p in model.named_parameters()}),
+        balance=flat(dict(model.named_buffers())),
+    )
 
 
 def labels_of(ids: npt.NDArray[Any], spans: Spans) -> Tensor:

@@ -21,7 +21,7 @@ from seqmesh.trainer.config import load_config
 from seqmesh.trainer.host import Host, HostPool, PromptLane, buffer_size
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.transformer import Transformer
-from seqmesh.trainer.offload import Offloader, offloaded
+from seqmesh.trainer.offload import Offloader, offload, offloaded
 from seqmesh.trainer.recompute import Recompute, set_recompute
 from seqmesh.trainer.train import train
 from tests.jobs import VOCAB, logged, write_job
@@ -75,6 +75,7 @@ def test_gradients_are_the_same_to_the_bit(recompute: Recompute, host: Host) -> 
         {"block": "serial", "windows": (9, None)},
         {"block": "serial", "norm": "layer", "activation": "gelu", "biases": "all"},
         {"norm": "layer", "activation": "gelu", "biases": "qkv"},
+        {"experts": 3},
     ],
 )
 def test_every_kind_of_block_is_offloaded_and_made_again(shape: dict[str, Any]) -> None:
@@ -167,13 +168,13 @@ def test_weights_stay_also_where_they_have_as_many_rows_as_there_are_tokens() ->
 def test_activations_are_known_by_storage_and_form() -> None:
     """A matrix and its transpose begin at the same address; two layers' tensors may, one after the other."""
     square = torch.randn(32, 32)
-    found = Activations(32, [])
+    found = Activations([32], [])
     views = [square, square.T, square.view(32, 4, 8), square.to(torch.float64), square.clone()]
     keys = [activation.key for view in views if (activation := found.find(view)) is not None]
     assert keys[0] == keys[2]
     assert len(set(keys)) == 4
     weight = nn.Linear(32, 32).weight
-    finder = Activations(32, [weight, {"tables": (square,)}])
+    finder = Activations([32], [weight, {"tables": (square,)}])
     assert finder.find(weight.t()) is None
     assert finder.find(square[:, :16]) is None
     assert finder.find(torch.zeros(32, 32, dtype=torch.int64)) is None
@@ -255,8 +256,8 @@ def test_a_ratio_of_nothing_installs_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert host.pool.nbytes == 0
     with offloaded(None, 0.0):
         pass
-    with pytest.raises(ValueError, match=r"offload_ratio is 0\.5: the plan counts on offload"):
-        offloaded(None, 0.5)
+    with pytest.raises(ValueError, match=r"offload_ratio is 0\.5: the plan counts on offload"), offloaded(None, 0.5):
+        pass
 
 
 @pytest.mark.parametrize("lane", [PromptLane, LateLane])
@@ -274,6 +275,49 @@ def test_buffers_come_back_also_without_a_backward(lane: Any) -> None:
     with torch.no_grad(), offloaded(offloader, 1.0):
         model(*inputs())
     assert host.pool.nbytes == size
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("lane", [PromptLane, LateLane])
+def test_micro_batches_in_flight_together_are_all_on_the_host_in_every_layer(recompute: Recompute, lane: Any) -> None:
+    """As on a stage of a pipeline: others come between a forward and its backward."""
+    ratios = [0.5, 0.0, 1.0, 0.25]
+
+    def run(offloader: Offloader | None) -> tuple[list[Tensor], list[int]]:
+        model.zero_grad()
+        flying, between = {}, []
+        with LiveBytes() as live:
+            for number in (0, 1, ~0, 2, ~1, 3, ~2, ~3):
+                if number >= 0:
+                    one = offload(offloader, ratios[number] if offloader else 0.0, at_once=False)
+                    with one.forward():
+                        flying[number] = one, model(*inputs([n + 3 * number for n in LENGTHS]))[0]
+                else:
+                    one, loss = flying.pop(~number)
+                    with one.backward():
+                        torch.autograd.backward(loss)
+                    del loss
+                if offloader is not None:
+                    offloader.let_go()
+                between.append(live.now)
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None], between
+
+    model, host = model_of(recompute), Host(HostPool(pinned=False), lane(), lane())
+    gradients(model, None, [0.0])  # they are there from now on
+    expected, whole = run(None)
+    offloader = Offloader(model.blocks, host)
+    run(offloader)  # and so is the host's memory
+    found, between = run(offloader)
+    assert all(map(torch.equal, found, expected))
+    if lane is LateLane:  # it keeps what it has copied
+        return
+    rows = [sum(n + 3 * number for n in LENGTHS) for number in range(4)]
+    gone = [
+        layer_bytes(recompute, n) * CONFIG.layers * math.ceil(n * ratio) // n
+        for n, ratio in zip(rows, ratios, strict=True)
+    ]
+    flights = [{0}, {0, 1}, {1}, {1, 2}, {2}, {2, 3}, {3}, set[int]()]
+    assert [a - b for a, b in zip(whole, between, strict=True)] == [sum(gone[n] for n in each) for each in flights]
 
 
 def test_nothing_is_left_when_a_micro_batch_is_over() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from seqmesh.kernels.layout import Traffic
 from seqmesh.kernels.operators import attend_forward
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.settings import LoaderSettings
@@ -19,14 +18,15 @@ from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.host import Host
 from seqmesh.trainer.offload import Offloader
 from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.passes import Passes
 from seqmesh.trainer.recompute import Recompute
 from seqmesh.trainer.replicas import make_replica
 from seqmesh.trainer.replicas.replica import Sharding
-from seqmesh.trainer.step import EXTRA, accumulate
+from seqmesh.trainer.step import EXTRA, Accumulator
 from tests.lanes import late_host
 from tests.ranks import run_ranks
 from tests.support import make_set, settings_for
-from tests.trainer.steps import RECORDER, reference, relative_error
+from tests.trainer.steps import RECORDER, batches_of_step, reference, relative_error
 from tests.trainer.steps import gradient_of as whole_gradient
 from tests.trainer.test_gradient import RINGS
 from tests.trainer.test_offload import CONFIG, inputs, model_of
@@ -67,19 +67,18 @@ def gradient_of(ranks: Ranks, settings: LoaderSettings, case: Case) -> tuple[Any
     model = model_of(case.recompute, MODEL)
     host = late_host() if case.late else Host.of(ranks.device)
     offloader = None if case.ratio == 0 else Offloader(model.blocks, host)
-    replica = make_replica(model, one_each(ranks), settings.mode, case.sharding, extra=EXTRA)
-    traffic, planned = Traffic(), 0
+    grid = one_each(ranks)
+    replica = make_replica(model, grid, settings.mode, case.sharding, extra=EXTRA)
+    passes = Passes(model=model, replica=replica, grid=grid, capacity=settings.capacity, offloader=offloader)
     replica.begin_step()
     with Loader(settings, rank=ranks.rank, mode="inline") as loader:
-        for batch in loader:
-            planned += batch.offload_ratio > 0
-            given = batch if case.ratio is None else replace(batch, offload_ratio=case.ratio)
-            accumulate(model, given, replica, settings.capacity, traffic, offloader=offloader)
-            if batch.last_in_step:
-                break
+        batches = batches_of_step(iter(loader))
+    planned = sum(batch.offload_ratio > 0 for batch in batches)
+    given = [batch if case.ratio is None else replace(batch, offload_ratio=case.ratio) for batch in batches]
+    Accumulator(passes).run(given)
     replica.reduce_()
     gradient = whole_gradient(replica, replica.make_optimizer(RECORDER))
-    return gradient, traffic.sent, offloader.moved.nbytes if offloader else 0, planned
+    return gradient, passes.traffic.sent, offloader.moved.nbytes if offloader else 0, planned
 
 
 def all_cases(ranks: Ranks, jobs: tuple[LoaderSettings, ...]) -> list[dict[Case, tuple[Any, int, int, int]]]:

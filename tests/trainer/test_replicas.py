@@ -23,14 +23,16 @@ from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim import OptimConfig
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved
+from seqmesh.trainer.passes import Passes
 from seqmesh.trainer.replicas import Replica, Sharding, make_replica
 from seqmesh.trainer.replicas.flat import ALIGN, cuts, lay_out
-from seqmesh.trainer.step import EXTRA, StepResult, accumulate, finish_step
+from seqmesh.trainer.step import EXTRA, Accumulator, StepResult, finish_step
 from tests.ranks import run_ranks
 from tests.support import make_set, settings_for
 from tests.trainer.held import holding_whole
-from tests.trainer.steps import CONFIG, new_model, whole
+from tests.trainer.steps import CONFIG, batches_of_step, new_model, whole
 
+CPU = torch.device("cpu")
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 ALONE = alone(torch.device("cpu"))
 OPTIM = OptimConfig(name="lamb", lr=0.05)
@@ -103,7 +105,7 @@ def spread(
 
 
 def run_step(
-    model: nn.Module,
+    model: Transformer,
     replica: Replica,
     optimizer: torch.optim.Optimizer,
     batches: Iterator[PackedBatch[Tensor]],
@@ -113,13 +115,11 @@ def run_step(
     """One step; losses are multiplied by `spoil` before they go backward."""
     backward = torch.autograd.backward
     replica.begin_step()
-    with patch("torch.autograd.backward", lambda loss: backward(loss * spoil)):
-        for batch in batches:
-            accumulate(model, batch, replica, 64)
-            if batch.last_in_step:
-                break
+    taken = batches_of_step(batches)
+    with patch("torch.autograd.backward", lambda loss, gradient=None: backward(loss * spoil, gradient)):
+        Accumulator(Passes(model=model, replica=replica, grid=alone(CPU), capacity=64)).run(taken)
     replica.reduce_()
-    return finish_step(replica, optimizer, OPTIM, supervised=batch.supervised_tokens_in_step, step=0, steps=10)
+    return finish_step(replica, optimizer, OPTIM, supervised=taken[-1].supervised_tokens_in_step, step=0, steps=10)
 
 
 def train_on(ranks: Ranks, settings: LoaderSettings) -> list[tuple[str, bool, float]]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +24,8 @@ from seqmesh.kernels.norm import layer_norm, rms_norm
 from seqmesh.kernels.rotary import apply_rotary
 from seqmesh.kernels.tensor_parallel import ALONE, Peers, gather_linear, sum_linear
 from seqmesh.trainer.models.config import ModelConfig
-
-ModuleT = TypeVar("ModuleT", bound=nn.Module)
+from seqmesh.trainer.models.experts import Experts
+from seqmesh.trainer.models.linear import make_linear
 
 
 def make_block(config: ModelConfig, window: int | None, peers: Peers = ALONE) -> ParallelBlock | SerialBlock:
@@ -129,9 +128,8 @@ class GELU(nn.Module):
         return gelu(up)
 
 
-Mlp = SwiGLU | GELU
-"""Has `columns`, matrices that it is called with the results of, for all peers' rows. One that has none is called with
-the rows themselves, [T, W]."""
+Mlp = SwiGLU | GELU | Experts
+"""Has `columns`, matrices that it is called with the results of, for all peers' rows."""
 
 
 Branch = tuple[Tensor, nn.Linear | None]
@@ -139,11 +137,16 @@ Branch = tuple[Tensor, nn.Linear | None]
 peers, and None."""
 
 
-def branch_of(mlp: Mlp, inner: Sequence[Tensor], layout: Layout) -> Branch:  # noqa: ARG001 -- experts need it
+def branch_of(mlp: Mlp, inner: Sequence[Tensor], layout: Layout) -> Branch:
+    """Experts are called with the rows themselves, too, [T, W], and give a share of the sum."""
+    if isinstance(mlp, Experts):
+        return mlp(*inner, layout), None
     return mlp(*inner), mlp.down
 
 
 def make_mlp(config: ModelConfig, peers: Peers, *, output_bias: bool) -> Mlp:
+    if config.experts is not None:
+        return Experts(config, peers)
     return (SwiGLU if config.activation == "swiglu" else GELU)(config, peers, output_bias=output_bias)
 
 
@@ -161,7 +164,7 @@ class ParallelBlock(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         attention, mlp = self.attention, self.mlp
         columns = (*attention.columns, *mlp.columns)
-        q, k, v, *inner = spread(self.norm(x), columns, self.peers, rows=not mlp.columns)
+        q, k, v, *inner = spread(self.norm(x), columns, self.peers, rows=isinstance(mlp, Experts))
         heads = attention((q, k, v), cos, sin, layout)
         branches = total([(heads, attention.output), branch_of(mlp, inner, layout)], self.peers)
         return x + (branches if self.bias is None else branches + self.bias)
@@ -183,7 +186,7 @@ class SerialBlock(nn.Module):
         attention, mlp = self.attention, self.mlp
         qkv = spread(self.attention_norm(x), attention.columns, self.peers)
         x = x + total([(attention(qkv, cos, sin, layout), attention.output)], self.peers)
-        inner = spread(self.mlp_norm(x), mlp.columns, self.peers, rows=not mlp.columns)
+        inner = spread(self.mlp_norm(x), mlp.columns, self.peers, rows=isinstance(mlp, Experts))
         return x + total([branch_of(mlp, inner, layout)], self.peers)
 
 
@@ -208,12 +211,3 @@ def total(branches: Sequence[Branch], peers: Peers) -> Tensor:
         partial=reduce(add, partials) if partials else None,
     )
     return reduce(add, [matrix.bias for _, matrix in products if matrix.bias is not None], out)
-
-
-def make_linear(inputs: int, outputs: int, *, bias: bool) -> nn.Linear:
-    return unset(nn.Linear(inputs, outputs, bias=bias, device="meta"))
-
-
-def unset(module: ModuleT) -> ModuleT:
-    """A module made on the meta device, moved to the default one with no values: torch's own would be thrown away."""
-    return module.to_empty(device=torch.get_default_device())

@@ -22,7 +22,9 @@ class ModelConfig:
     kv_heads must divide heads. head_width: of one head, even; None: width / heads. ffn_width: of the MLP; None: see
     `mlp_width`. block: parallel, x + attention(n) + mlp(n) with n = norm(x); or serial, attention and then the MLP,
     each with a norm of its own. windows: the most tokens that one sees in each layer, itself included, None for all
-    before it; layers beyond the last entry begin again at the first. biases: of no matrix, of query, key and value
+    before it; layers beyond the last entry begin again at the first. experts: of every layer's MLP, of which each token
+    goes through two, `ffn_width` being the width of one; None: one MLP for all. balance_rate: how far the bias of an
+    expert's choice moves in a step, in units of probability. biases: of no matrix, of query, key and value
     (Qwen2), or of all but the head, and of layer norms. rope_scaling: of Llama 3.1. tied_embeddings: the head is the
     embedding's transpose.
     """
@@ -46,6 +48,8 @@ class ModelConfig:
     norm_eps: float = 1e-5
     init_std: float = 0.02
     tied_embeddings: bool = False
+    experts: int | None = None
+    balance_rate: float = 0.001
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "head_width", "ffn_width"):
@@ -64,12 +68,21 @@ class ModelConfig:
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads is {self.kv_heads}: must divide heads, {self.heads}")
         self._check_windows()
+        self._check_experts()
 
     def _check_windows(self) -> None:
         if any(window is not None and window < 1 for window in self.windows):
             raise ValueError(f"windows is {list(self.windows)}: each must be at least 1, or null for all tokens before")
         if not 1 <= len(self.windows) <= self.layers:
             raise ValueError(f"windows is {list(self.windows)}: must have from 1 to layers, {self.layers}, entries")
+
+    def _check_experts(self) -> None:
+        if self.experts is not None and self.experts < 2:
+            raise ValueError(f"experts is {self.experts}: must be at least 2, as each token goes through two, or null")
+        if self.experts is not None and self.biases == "all":
+            raise ValueError("biases is all: experts have none, so with experts it must be none or qkv")
+        if not 0 <= self.balance_rate < math.inf:
+            raise ValueError(f"balance_rate is {self.balance_rate}: must be at least 0 and finite")
 
     @property
     def head_dim(self) -> int:
@@ -104,4 +117,5 @@ class ModelConfig:
             vocab_size=self.vocab_size,
             mlp_matrices=3 if self.activation == "swiglu" else 2,
             windows=self.windows,
+            experts=self.experts,
         )

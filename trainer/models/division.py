@@ -73,9 +73,10 @@ def layers_of(layers: int, stretches: int) -> list[range]:
 
 
 def check_divisible(config: ModelConfig, count: int) -> None:
-    """Raises ValueError unless `count` tensor peers can divide the model: heads and the MLP's width into equal shares,
-    the vocabulary into any that are not empty."""
-    for name, total in (("heads", config.heads), ("kv_heads", config.kv_heads), ("the MLP's width", config.mlp_width)):
+    """Raises ValueError unless `count` tensor peers can divide the model: heads and the MLP's width, or experts, into
+    equal shares, the vocabulary into any that are not empty."""
+    inner = ("the MLP's width", config.mlp_width) if config.experts is None else ("experts", config.experts)
+    for name, total in (("heads", config.heads), ("kv_heads", config.kv_heads), inner):
         if total % count:
             raise ValueError(f"{name} is {total}: must be a multiple of the tensor peers, {count}")
     if config.vocab_size < count:

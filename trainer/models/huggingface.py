@@ -4,8 +4,9 @@
     load_huggingface(folder, config, parts_of(model))
     save_huggingface(folder, config, tensors)
 
-One tensor at a time, so no more memory than the model has; a rank reads only the part of a tensor that it holds. Files
-in other formats, pickles above all, are not read, and nothing is fetched. What config.json can say: `llama`.
+One tensor at a time, so no more memory than the model has; a process reads only what it holds: of some layers, of each
+tensor a part. Files in other formats, pickles above all, are not read, and nothing is fetched. What config.json can
+say: `llama`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from torch import Tensor
 
 from seqmesh.loader.files import atomic_write, sync_file, sync_folder
 from seqmesh.trainer.models.config import ModelConfig
-from seqmesh.trainer.models.llama import check_agreement, from_json, their_name, to_json
+from seqmesh.trainer.models.division import STACK
+from seqmesh.trainer.models.llama import check_agreement, from_json, their_names, to_json
 from seqmesh.trainer.models.transformer import parameter_shapes
 from seqmesh.trainer.part import Part
 
@@ -31,6 +33,7 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FILE_BYTES = 5_000_000_000
+BALANCE = ".balance"  # how names of biases of experts' choices end
 
 
 def huggingface_config(folder: Path) -> ModelConfig:
@@ -53,13 +56,13 @@ def load_huggingface(folder: Path, config: ModelConfig, parts: Mapping[str, Part
     safetensors.
     """
     check_agreement(config, huggingface_config(folder), str(folder / CONFIG))
-    wanted = {their_name(name): part for name, part in parts.items()}
-    files = _check(folder, wanted, config)
-    for path, names in files.items():
+    wanted: dict[str, Part] = {}
+    for name in parts:
+        wanted |= _spelled(parts[name], their_names(name, config.experts))
+    for path, names in _check(folder, config).items():
         with _opened(path) as file:
             for name in names:
-                part = wanted[name]
-                if part.local.numel():
+                if (part := wanted.get(name)) is not None and part.local.numel():
                     part.local.copy_(file.get_slice(name)[part.place])
 
 
@@ -85,7 +88,7 @@ def save_huggingface(
     folder.mkdir(parents=True, exist_ok=True)
     if used := next((path for path in (folder / CONFIG, *folder.glob("*.safetensors")) if path.exists()), None):
         raise FileExistsError(f"{used} exists: give another folder, or remove it")
-    parts, total, dtype = _write_parts(folder, tensors, file_bytes)
+    parts, total, dtype = _write_parts(folder, tensors, config.experts, file_bytes)
     _publish(folder, parts, total)
     data |= {"torch_dtype": dtype, "bos_token_id": None, "eos_token_id": end_of_document}
     if max_positions is not None:
@@ -93,26 +96,50 @@ def save_huggingface(
     atomic_write(folder / CONFIG, _json(data))
 
 
-def _check(folder: Path, wanted: Mapping[str, Part], config: ModelConfig) -> dict[Path, list[str]]:
-    """Which wanted tensors are in which file. Raises ValueError unless the files hold all of them and nothing more."""
+def _spelled(part: Part, names: list[str]) -> dict[str, Part]:
+    """A part by their name, or, of a stack of matrices, each matrix by its own."""
+    if len(part.shape) < STACK:
+        return dict.fromkeys(names, part)
+    return {name: _matrix(part, number) for number, name in enumerate(names)}
+
+
+def _matrix(stack: Part, number: int) -> Part:
+    """What is here of a matrix in a stack: nothing, where that is elsewhere."""
+    here, (first, *offsets) = stack.local, stack.offsets
+    held = first <= number < first + len(here)
+    local = here[number - first] if held else here.new_empty(0, *here.shape[2:])
+    return Part(local=local, shape=stack.shape[1:], offsets=tuple(offsets))
+
+
+def _check(folder: Path, config: ModelConfig) -> dict[Path, list[str]]:
+    """Which tensors are in which file. Raises ValueError unless the files hold all of the model and nothing more."""
+    shapes = _their_shapes(config)
     files: dict[Path, list[str]] = {}
     found: set[str] = set()
     for path in _weight_files(folder):
         with _opened(path) as file:
             names = [name for name in file.keys() if not _is_spare(name, config)]  # noqa: SIM118 -- it is no mapping
             for name in names:
-                if name not in wanted:
+                if name not in shapes:
                     raise ValueError(f"{path}: holds {name}, which the model has not")
                 if name in found:
                     raise ValueError(f"{path}: holds {name}, which another file holds, too")
-                shape, expected = list(file.get_slice(name).get_shape()), list(wanted[name].shape)
+                shape, expected = list(file.get_slice(name).get_shape()), list(shapes[name])
                 if shape != expected:
                     raise ValueError(f"{path}: {name} is {shape}, in the model {expected}")
                 found.add(name)
             files[path] = names
-    if missing := wanted.keys() - found:
+    if missing := shapes.keys() - found:
         raise ValueError(f"{folder}: lacks {', '.join(sorted(missing))}")
     return files
+
+
+def _their_shapes(config: ModelConfig) -> dict[str, torch.Size]:
+    """By their names."""
+    shapes: dict[str, torch.Size] = {}
+    for name, shape in parameter_shapes(config).items():
+        shapes |= dict.fromkeys(their_names(name, config.experts), shape[1:] if len(shape) == STACK else shape)
+    return shapes
 
 
 def _is_spare(name: str, config: ModelConfig) -> bool:
@@ -147,27 +174,35 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _check_ours(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
     shapes = parameter_shapes(config)
+    biases = {name for name in tensors if name.endswith(BALANCE)}
+    if moved := sorted(name for name in biases if tensors[name].any()):
+        raise ValueError(
+            f"{moved[0]} is not 0: Llama-style weights can not say biases of experts' choices; a model has none if "
+            "balance_rate is 0"
+        )
     if missing := shapes.keys() - tensors.keys():
         raise ValueError(f"tensors lack {', '.join(sorted(missing))}")
-    if spare := tensors.keys() - shapes.keys():
+    if spare := tensors.keys() - shapes.keys() - biases:
         raise ValueError(f"tensors have {', '.join(sorted(spare))}, which the model has not")
-    for name in tensors:
+    for name in shapes:
         if tensors[name].shape != shapes[name]:
             raise ValueError(f"tensors: {name} is {list(tensors[name].shape)}, in the model {list(shapes[name])}")
 
 
-def _write_parts(folder: Path, tensors: Mapping[str, Tensor], most: int) -> tuple[dict[Path, list[str]], int, str]:
+def _write_parts(
+    folder: Path, tensors: Mapping[str, Tensor], experts: int | None, most: int
+) -> tuple[dict[Path, list[str]], int, str]:
     """Files under temporary names with what they hold, all their bytes, and the dtype."""
     parts: dict[Path, list[str]] = {}
     total, dtype, pending, size = 0, "", dict[str, Tensor](), 0
     for name in tensors:
-        tensor = _plain(tensors[name])
-        if pending and size + tensor.nbytes > most:
-            parts |= _write_part(folder, len(parts), pending)
-            pending, size = {}, 0
-        pending[their_name(name)] = tensor
-        size, total = size + tensor.nbytes, total + tensor.nbytes
-        dtype = dtype or str(tensor.dtype).removeprefix("torch.")
+        for their, tensor in _apart(tensors[name], their_names(name, experts)).items():
+            if pending and size + tensor.nbytes > most:
+                parts |= _write_part(folder, len(parts), pending)
+                pending, size = {}, 0
+            pending[their] = tensor
+            size, total = size + tensor.nbytes, total + tensor.nbytes
+            dtype = dtype or str(tensor.dtype).removeprefix("torch.")
     return parts | _write_part(folder, len(parts), pending), total, dtype
 
 
@@ -193,6 +228,12 @@ def _publish(folder: Path, parts: Mapping[Path, list[str]], total: int) -> None:
         places |= dict.fromkeys(names, final)
     sync_folder(folder)
     atomic_write(folder / INDEX, _json({"metadata": {"total_size": total}, "weight_map": places}))
+
+
+def _apart(tensor: Tensor, names: list[str]) -> dict[str, Tensor]:
+    """As it is written: a stack matrix by matrix."""
+    matrices = tensor.unbind() if tensor.ndim == STACK else [tensor] * len(names)
+    return {name: _plain(matrix) for name, matrix in zip(names, matrices, strict=True)}
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Llama-style models as Hugging Face describes them: what a config.json says in our settings, what ours say in one, and
 what weights are called there. Pure: no files, no tensors.
 
-Known are the model types llama, mistral (one sliding window) and qwen2 (biases of query, key and value; windows in some
-layers). They turn pairs (i, i + D/2) by rotary positions as `kernels.rotary` does, so weights need no reordering.
+Known are the model types llama, mistral (one sliding window), mixtral (the same, with experts) and qwen2 (biases of
+query, key and value; windows in some layers). They turn pairs (i, i + D/2) by rotary positions as `kernels.rotary`
+does, so weights need no reordering.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ from seqmesh.kernels.rotary import RotaryScaling
 from seqmesh.loader.explain import explain
 from seqmesh.trainer.models.config import Biases, ModelConfig
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+}
 DECIDED = (  # by weights: what these are in a model can not be chosen when it starts from them
     *("vocab_size", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width"),
-    *("block", "norm", "activation", "biases", "tied_embeddings"),
+    *("block", "norm", "activation", "biases", "tied_embeddings", "experts"),
 )
 
 _ADAPTER = TypeAdapter(ModelConfig)
@@ -35,16 +41,24 @@ _BLOCK = {
     "mlp.gate": "mlp.gate_proj",
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
+    "mlp.router": "block_sparse_moe.gate",
 }
+_EXPERT = {"mlp.experts.gate": "w1", "mlp.experts.up": "w3", "mlp.experts.down": "w2"}
 
 
-def their_name(name: str) -> str:
-    """What a parameter of ours, of a model that `to_json` can say, is called in Llama's weights."""
+def their_names(name: str, experts: int | None) -> list[str]:
+    """What a tensor of ours, of a model that `to_json` can say, is called in Llama's weights. A stack of experts'
+    matrices is as many tensors there; biases of their choice are none."""
     module, _, leaf = name.rpartition(".")
     if not module.startswith("blocks."):
-        return f"{_ROOT[module]}.{leaf}"
+        return [f"{_ROOT[module]}.{leaf}"]
     _, layer, part = module.split(".", 2)
-    return f"model.layers.{layer}.{_BLOCK[part]}.{leaf}"
+    if leaf == "balance":
+        return []
+    if part in _EXPERT:
+        stack = f"model.layers.{layer}.block_sparse_moe.experts"
+        return [f"{stack}.{number}.{_EXPERT[part]}.{leaf}" for number in range(experts or 0)]
+    return [f"model.layers.{layer}.{_BLOCK[part]}.{leaf}"]
 
 
 def from_json(data: Mapping[str, Any]) -> ModelConfig:
@@ -60,7 +74,7 @@ def from_json(data: Mapping[str, Any]) -> ModelConfig:
     heads, own_width = data["num_attention_heads"], data.get("head_dim")
     if kind != "llama":
         _check_told(data, ("num_key_value_heads",))
-    rope = _rope(data)
+    rope, mixtral = _rope(data), kind == "mixtral"
     fields = {
         "vocab_size": data["vocab_size"],
         "width": data["hidden_size"],
@@ -72,11 +86,12 @@ def from_json(data: Mapping[str, Any]) -> ModelConfig:
         "block": "serial",
         "windows": _windows(kind, data),
         "biases": _biases(kind, data),
-        "rope_base": rope.get("rope_theta", data.get("rope_theta", 10_000.0)),
+        "rope_base": rope.get("rope_theta", data.get("rope_theta", 1e6 if mixtral else 1e4)),
         "rope_scaling": _scaling(rope, data),
-        "norm_eps": data.get("rms_norm_eps", 1e-6),
+        "norm_eps": data.get("rms_norm_eps", 1e-5 if mixtral else 1e-6),
         "init_std": data.get("initializer_range", 0.02),
         "tied_embeddings": data.get("tie_word_embeddings", False),
+        "experts": _experts(data) if mixtral else None,
     }
     try:
         return _ADAPTER.validate_python(fields)
@@ -127,6 +142,12 @@ def _check_told(data: Mapping[str, Any], names: tuple[str, ...]) -> None:
             raise ValueError(f"{name} is {data.get(name)!r}: must be a number")
 
 
+def _experts(data: Mapping[str, Any]) -> Any:
+    if data.get("num_experts_per_tok", 2) != 2:
+        raise ValueError(f"num_experts_per_tok is {data['num_experts_per_tok']!r}: this model knows 2 only")
+    return data.get("num_local_experts", 8)
+
+
 def _biases(kind: str, data: Mapping[str, Any]) -> Biases:
     if kind == "qwen2":
         return "qkv"
@@ -140,6 +161,8 @@ def _windows(kind: str, data: Mapping[str, Any]) -> tuple[int | None, ...]:
     layers = data["num_hidden_layers"]
     if kind == "mistral":
         return (data.get("sliding_window", 4096),)
+    if kind == "mixtral":
+        return (data.get("sliding_window"),)
     if kind == "llama" or not data.get("use_sliding_window", False):
         return (None,)
     window, first = data.get("sliding_window", 4096), data.get("max_window_layers", 28)
@@ -194,6 +217,13 @@ def _kind(config: ModelConfig) -> tuple[str, dict[str, Any]]:
     sliding = {window for window in each if window is not None}
     if len(sliding) > 1:
         raise ValueError(f"windows is {list(config.windows)}: Llama-style weights can only say one window")
+    if config.experts is not None and (config.biases != "none" or len(set(each)) > 1):
+        raise ValueError(
+            f"windows is {list(config.windows)} and biases {config.biases}: Llama-style weights with experts can only "
+            "say one window, or none, in all layers, and no biases"
+        )
+    if config.experts is not None:
+        return "mixtral", {"num_local_experts": config.experts, "num_experts_per_tok": 2, "sliding_window": each[0]}
     if config.biases == "qkv":
         types = ["full_attention" if window is None else "sliding_attention" for window in each]
         window = {"sliding_window": sliding.pop(), "max_window_layers": 0, "layer_types": types} if sliding else {}

@@ -39,6 +39,19 @@ PRESETS: dict[str, ModelConfig] = {
         rope_scaling=RotaryScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192),
     ),
     "mistral-7b": _llama(width=4096, layers=32, heads=32, kv_heads=8, ffn_width=14_336, windows=(4096,)),
+    "mixtral-8x7b": _llama(
+        width=4096, layers=32, heads=32, kv_heads=8, ffn_width=14_336, experts=8, rope_base=1_000_000.0
+    ),
+    "mixtral-8x22b": _llama(
+        vocab_size=32_768,
+        width=6144,
+        layers=56,
+        heads=48,
+        kv_heads=8,
+        ffn_width=16_384,
+        experts=8,
+        rope_base=1_000_000.0,
+    ),
     "gpt3-175b": _gpt3(vocab_size=50_257, width=12_288, layers=96, heads=96, kv_heads=96, tied_embeddings=True),
     "megascale-175b": _gpt3(
         vocab_size=64_000,

@@ -21,9 +21,10 @@ from seqmesh.kernels.loss import UNSUPERVISED, linear_cross_entropy_sum
 from seqmesh.kernels.losses.vocabulary import vocab_parallel_cross_entropy_sum
 from seqmesh.kernels.rotary import rotary_tables
 from seqmesh.kernels.tensor_parallel import ALONE, Peers, gather_linear, sum_linear
-from seqmesh.trainer.models.blocks import ParallelBlock, SerialBlock, make_block, make_linear, make_norm, unset
+from seqmesh.trainer.models.blocks import ParallelBlock, SerialBlock, make_block, make_norm
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.division import STACK, Box, box_of, check_divisible, first_of, share_of
+from seqmesh.trainer.models.linear import make_linear, unset
 from seqmesh.trainer.models.places import part_of
 from seqmesh.trainer.part import Part
 
@@ -174,22 +175,25 @@ def _padded(values: Tensor, padding: int, value: int = 0) -> Tensor:
 @torch.no_grad()
 def init_weights(model: Transformer, seed: int) -> None:
     """Set every weight from `seed`: norms to 1, biases to 0, the rest to normal numbers of standard deviation
-    `init_std`.
+    `init_std`. Buffers, of experts, become 0.
 
     The matrices that write to the residual are drawn 1/sqrt(2 · layers) times smaller (GPT-2), so that the sum over
     2 · layers branches starts as wide as one. Drawn whole in float32 on the CPU, each from the seed and its own name,
     one at a time: device, dtype and division of the model do not change the numbers.
     """
     std = model.config.init_std
+    for buffer in model.buffers():
+        buffer.zero_()
     for name, part in parts_of(model).items():
         if part.local.numel() == 0:
             continue
         if len(part.shape) == 1:
             part.local.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
-        to_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
+        to_residual = name.endswith(("attention.output.weight", "down.weight"))
         scaled = std / math.sqrt(2 * model.config.layers) if to_residual else std
-        part.local.copy_(_drawn(part, f"{seed}/{name}") * scaled)
+        for local, numbers in _drawn(part, f"{seed}/{name}"):
+            local.copy_(numbers * scaled)
 
 
 def parts_of(model: Transformer) -> dict[str, Part]:
@@ -198,14 +202,15 @@ def parts_of(model: Transformer) -> dict[str, Part]:
     return {name: part_of(held[name].detach(), box) for name, box in boxes.items()}
 
 
-def _drawn(part: Part, name: str) -> Tensor:
-    """Normal numbers of this name, this part of them. Of a stack each matrix has numbers of its own: those elsewhere
-    are not drawn."""
-    if len(part.shape) == STACK:
-        numbers, *inside = part.place
-        stack = range(numbers.start, numbers.stop)
-        return torch.stack([_normal(part.shape[1:], f"{name}/{number}")[tuple(inside)] for number in stack])
-    return _normal(part.shape, name)[part.place]
+def _drawn(part: Part, name: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """What is held, matrix by matrix, each with normal numbers of this name. Every matrix of a stack has numbers of its
+    own: those of others are not drawn."""
+    if len(part.shape) < STACK:
+        yield part.local, _normal(part.shape, name)[part.place]
+        return
+    first, *inner = part.place
+    for number, local in zip(range(first.start, first.stop), part.local, strict=True):
+        yield local, _normal(part.shape[1:], f"{name}/{number}")[tuple(inner)]
 
 
 def _normal(shape: torch.Size, name: str) -> Tensor:

@@ -11,9 +11,9 @@ from seqmesh.trainer.models.transformer import Transformer
 
 
 def run_filler(model: Transformer, device: torch.device) -> None:
-    """Two valid tokens without labels, through all parts of the model that are here as if there was nothing between
-    them: they take part in every gather, and their gradient is exactly zero."""
-    layout = Layout(torch.tensor([0, 2], dtype=torch.int32, device=device), 2)
+    """Two rows of padding, through all parts of the model that are here as if there was nothing between them: they take
+    part in every gather, no expert counts them, and their gradient is exactly zero."""
+    layout = Layout(torch.zeros(2, dtype=torch.int32, device=device), 1)
     tokens = torch.zeros(2, dtype=torch.int64, device=device)
     positions = torch.arange(2, dtype=torch.int32, device=device)
     x = tokens if model.parts[0].start == 0 else _rows(model, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -20,10 +21,13 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
 
+from seqmesh.kernels.tensor_parallel import Peers
 from seqmesh.loader.embedded import Loader
 from seqmesh.trainer.config import TrainConfig, load_config
 from seqmesh.trainer.grid import alone
@@ -34,6 +38,7 @@ from seqmesh.trainer.models.huggingface import huggingface_config, load_huggingf
 from seqmesh.trainer.models.llama import from_json, to_json
 from seqmesh.trainer.models.presets import PRESETS
 from seqmesh.trainer.models.transformer import Transformer, parts_of
+from seqmesh.trainer.part import Part
 from seqmesh.trainer.saving import resume
 from seqmesh.trainer.train import loader_settings
 from tests.kernels.reference import layout_of, positions_of, relative_error
@@ -62,6 +67,7 @@ THEIRS: dict[str, Callable[[], Any]] = {
         LlamaConfig(**SIZES, head_dim=16, tie_word_embeddings=True, rope_parameters=SCALED, rms_norm_eps=1e-5)
     ),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=5)),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=3, sliding_window=5)),
     "qwen2": lambda: Qwen2ForCausalLM(
         Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=2)
     ),
@@ -71,6 +77,7 @@ OURS = {
     "llama": replace(SMALL, biases="all", rope_scaling=PRESETS["llama-3.1-8b"].rope_scaling),
     "llama, tied": replace(SMALL, head_width=16, tied_embeddings=True, rope_base=777.0),
     "mistral": replace(SMALL, windows=(5,)),
+    "mixtral": replace(SMALL, experts=4, norm_eps=1e-4),
     "qwen2": replace(SMALL, biases="qkv"),
     "qwen2, windows": replace(SMALL, biases="qkv", windows=(None, 6), tied_embeddings=True),
 }
@@ -132,13 +139,39 @@ def test_our_weights_give_our_logits(name: str, tmp_path: Path) -> None:
     check_logits(model, theirs)
 
 
+def test_biases_of_choices_and_settings_that_mixtral_has_not_are_refused(tmp_path: Path) -> None:
+    config = OURS["mixtral"]
+    tensors = dict(Transformer(config, seed=0).named_parameters())
+    balance = {f"blocks.{layer}.mlp.balance": torch.zeros(4) for layer in range(config.layers)}
+    save_huggingface(tmp_path / "still", config, tensors | balance)
+    with pytest.raises(ValueError, match=r"blocks.1.mlp.balance is not 0: Llama-style weights can not say biases"):
+        save_huggingface(tmp_path / "moved", config, tensors | balance | {"blocks.1.mlp.balance": torch.ones(4)})
+    for change in ({"biases": "qkv"}, {"windows": (4, None)}):
+        with pytest.raises(ValueError, match="with experts can only say one window, or none"):
+            to_json(replace(config, **change))
+
+
+@pytest.mark.parametrize("config", [SMALL, OURS["mixtral"]], ids=["llama", "mixtral"])
+def test_a_piece_of_a_model_reads_its_own(tmp_path: Path, config: ModelConfig) -> None:
+    """Some of the layers, and of each a peer's share; files must still hold the whole model."""
+    whole = shaken(Transformer(config, seed=0))
+    save_huggingface(tmp_path, config, dict(whole.named_parameters()), file_bytes=20_000)
+    for layers, rank in itertools.product([range(1), range(1, config.layers)], range(2)):
+        piece = Transformer(config, seed=1, layers=[layers], peers=Peers(rank=rank, count=2))
+        held, boxes = dict(piece.named_parameters()), piece.boxes()
+        parts = {n: Part(local=held[n].detach(), shape=box.shape, offsets=box.offsets) for n, box in boxes.items()}
+        load_huggingface(tmp_path, config, parts)
+        for name, part in parts.items():
+            assert torch.equal(part.local, whole.get_parameter(name)[part.place]), name
+
+
 def test_half_precision_is_kept_and_widened(tmp_path: Path) -> None:
     model = Transformer(SMALL, seed=0).bfloat16()
     save_huggingface(tmp_path, SMALL, dict(model.named_parameters()))
     assert load_file(tmp_path / "model.safetensors")["lm_head.weight"].dtype == torch.bfloat16
     assert AutoModelForCausalLM.from_pretrained(tmp_path).dtype == torch.bfloat16
     wide = loaded(tmp_path, torch.float64)
-    assert torch.equal(wide.embedding.weight, model.embedding.weight.double())
+    assert torch.equal(wide.get_parameter("embedding.weight"), model.get_parameter("embedding.weight").double())
 
 
 def test_views_of_one_buffer_are_written_apart(tmp_path: Path) -> None:
@@ -148,7 +181,7 @@ def test_views_of_one_buffer_are_written_apart(tmp_path: Path) -> None:
     tensors = {name: part.view_as(p) for (name, p), part in zip(model.named_parameters(), parts, strict=True)}
     save_huggingface(tmp_path, SMALL, tensors)
     assert (tmp_path / "model.safetensors").stat().st_size < flat.nbytes + 10_000
-    assert torch.equal(loaded(tmp_path).norm.weight, model.norm.weight)
+    assert torch.equal(loaded(tmp_path).get_parameter("norm.weight"), model.get_parameter("norm.weight"))
 
 
 @pytest.fixture
@@ -165,7 +198,7 @@ def change_config(folder: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type is 'gpt2': must be one of llama, mistral, qwen2"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2': must be one of llama, mistral, mixtral, qwen2"),
         ({"hidden_size": None}, "hidden_size is None: must be a number"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu': this model knows 'silu' only"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is"),
@@ -173,6 +206,7 @@ def change_config(folder: Path, **fields: Any) -> None:
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_scaling is of type 'yarn'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_scaling lacks low_freq_factor, high_freq_"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters is .*: must be one set of numbers"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 4}, "num_experts_per_tok is 4: this model knows 2 only"),
         ({"rms_norm_eps": "small"}, "is no model: norm_eps: Input should be a valid number"),
         ({"num_key_value_heads": 3}, "is no model: kv_heads is 3: must divide heads, 4"),
         ({"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["chunked"]}, "layer_types has chunked"),
@@ -206,7 +240,8 @@ def test_weights_that_do_not_fit_are_named_and_nothing_is_filled(
     model = Transformer(SMALL, seed=0)
     with pytest.raises(ValueError, match=message):
         load_huggingface(folder, SMALL, parts_of(model))
-    assert torch.equal(model.embedding.weight, Transformer(SMALL, seed=0).embedding.weight)
+    fresh = Transformer(SMALL, seed=0).get_parameter("embedding.weight")
+    assert torch.equal(model.get_parameter("embedding.weight"), fresh)
 
 
 def test_files_that_are_missing_damaged_or_elsewhere_are_named(folder: Path) -> None:

@@ -27,9 +27,12 @@ PARAMETERS = {
     "llama-70b": 68_976_648_192,  # Llama 2 70B
     "llama-3.1-8b": 8_030_261_248,
     "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_630_071_296,  # with a vocabulary of 32,768
     "gpt3-175b": 96 * (12 * 12_288**2 + 13 * 12_288) + 50_257 * 12_288 + 2 * 12_288,
     "megascale-175b": 96 * (12 * 12_288**2 + 10 * 12_288) + 64_000 * 12_288 + 2 * 12_288,
 }
+ACTIVE = {"mixtral-8x7b": 12.9, "mixtral-8x22b": 39.1}  # thousand millions, as published, of each token
 ABOUT = {"125m": 0.125, "1.3b": 1.3, "llama-13b": 13, "llama-30b": 30, "gpt3-175b": 175, "megascale-175b": 175}
 
 
@@ -40,8 +43,12 @@ def test_a_preset_has_its_parameters(name: str) -> None:
     if name in ABOUT:
         assert PARAMETERS[name] / 1e9 == pytest.approx(ABOUT[name], rel=0.13)
     matrices = sum(math.prod(s) for n, s in shapes.items() if len(s) == 2 and not n.startswith("embedding"))
-    head = PRESETS[name].vocab_size * PRESETS[name].width if PRESETS[name].tied_embeddings else 0
+    matrices += sum(2 * math.prod(s[1:]) for s in shapes.values() if len(s) == 3)  # two of a layer's experts
+    vocabulary = PRESETS[name].vocab_size * PRESETS[name].width
+    head = vocabulary if PRESETS[name].tied_embeddings else 0
     assert PRESETS[name].shape.flops_per_token == 6 * (matrices + head)
+    if name in ACTIVE:
+        assert (matrices + vocabulary) / 1e9 == pytest.approx(ACTIVE[name], rel=0.003)
 
 
 def test_a_preset_on_the_meta_device_takes_no_memory() -> None:

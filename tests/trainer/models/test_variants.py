@@ -33,6 +33,10 @@ CHANGES: tuple[dict[str, Any], ...] = (
 VARIANTS = {"the default": replace(CONFIG, width=32, head_width=None)} | {
     f"{change['block']}, {change['biases']}": replace(CONFIG, **change) for change in CHANGES
 }
+VARIANTS |= {
+    "parallel, experts": replace(CONFIG, experts=5, ffn_width=20),
+    "serial, experts": replace(CONFIG, experts=2, block="serial", biases="qkv", activation="gelu"),
+}
 
 
 def model_of(config: ModelConfig) -> Transformer:
@@ -102,11 +106,24 @@ def plain_linear(w: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 
 def plain_mlp(config: ModelConfig, w: Mapping[str, Tensor], n: Tensor) -> Tensor:
-    up = plain_linear(w, "mlp.up", n)
+    if config.experts is None:
+        return plain_inner(config, w, "mlp", n)
+    probabilities = plain_linear(w, "mlp.router", n).softmax(dim=1)
+    weights = probabilities * (probabilities >= probabilities.sort(dim=1).values[:, -2:-1])
+    weights = weights / weights.sum(dim=1, keepdim=True)
+    out = torch.zeros_like(n)
+    for expert in range(config.experts):
+        own = {name: stack[expert] for name, stack in w.items() if name.startswith("mlp.experts")}
+        out = out + weights[:, expert : expert + 1] * plain_inner(config, own, "mlp.experts", n)
+    return out
+
+
+def plain_inner(config: ModelConfig, w: Mapping[str, Tensor], name: str, n: Tensor) -> Tensor:
+    up = plain_linear(w, f"{name}.up", n)
     if config.activation == "gelu":
-        return plain_linear(w, "mlp.down", up * (1 + torch.erf(up / 2**0.5)) / 2)
-    gate = plain_linear(w, "mlp.gate", n)
-    return plain_linear(w, "mlp.down", gate * torch.sigmoid(gate) * up)
+        return plain_linear(w, f"{name}.down", up * (1 + torch.erf(up / 2**0.5)) / 2)
+    gate = plain_linear(w, f"{name}.gate", n)
+    return plain_linear(w, f"{name}.down", gate * torch.sigmoid(gate) * up)
 
 
 def plain_attention(config: ModelConfig, w: Mapping[str, Tensor], n: Tensor, window: int | None) -> Tensor:
@@ -194,6 +211,9 @@ def test_windows_repeat_over_layers_and_are_the_shapes() -> None:
         ({"windows": ()}, r"windows is \[\]: must have from 1 to layers, 3, entries"),
         ({"windows": (1, 2, 3, 4)}, r"windows is \[1, 2, 3, 4\]: must have from 1 to layers, 3, entries"),
         ({"windows": (None, 0)}, r"windows is \[None, 0\]: each must be at least 1"),
+        ({"experts": 1}, "experts is 1: must be at least 2, as each token goes through two, or null"),
+        ({"experts": 4, "biases": "all"}, "biases is all: experts have none, so with experts it must be none or qkv"),
+        ({"balance_rate": -0.1}, "balance_rate is -0.1: must be at least 0 and finite"),
     ],
     ids=str,
 )
