@@ -35,7 +35,7 @@ from tests.trainer.slow_lamb import SlowLamb
 
 CONFIG = ModelConfig(vocab_size=50, width=16, layers=2, heads=4, kv_heads=2, init_std=0.2)
 STEPS = 2
-BALANCE = ".balance"  # what biases of experts' choices end with
+BALANCE = ".balance"  # how names of biases of experts' choices end
 # With no memory of earlier steps and no rate, its first moment is the gradient.
 RECORDER = OptimConfig(lr=0.0, betas=(0.0, 0.0), weight_decay=0.0)
 Vector = npt.NDArray[np.float64]
@@ -109,16 +109,16 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
             results.append(finish_step(replica, optimizer, job.optim, supervised=supervised, step=step, steps=STEPS))
             if results[-1].updated:
                 move_biases_(model, results[-1].loads)
-    model_now = whole(replica.tensors(optimizer), "model/", grid=grid)
+    held = whole(replica.tensors(optimizer), "model/", grid=grid)
     return Taken(
         gradients=gradients,
         results=results,
         counts=counts,
         sent=passes.traffic.sent,
-        weights=flat({name: value for name, value in model_now.items() if not name.endswith(BALANCE)}),
+        weights=flat(held),
         own=digest(model),
         groups=groups_now() - groups,
-        balance=flat({name: value for name, value in model_now.items() if name.endswith(BALANCE)}),
+        balance=flat({name: each for name, each in held.items() if name.endswith(BALANCE)}),
     )
 
 
@@ -226,8 +226,8 @@ def reference(
             move_biases_(model, loads.tolist())
     return Reference(
         gradients=gradients,
-        weights=flat({n: p.detach() for n, p in model.named_parameters()}),
-        balance=flat({name: value for name, value in model.named_buffers() if name.endswith(BALANCE)}),
+        weights=flat(model.state_dict()),
+        balance=flat({name: each for name, each in model.state_dict().items() if name.endswith(BALANCE)}),
     )
 
 
