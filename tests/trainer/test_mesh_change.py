@@ -76,7 +76,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """One that is to change its mesh, one that is not."""
     data = make_set(tmp_path_factory.mktemp("set"), long_tail(80, 60), vocab=VOCAB)
     common = {"loader": LOADER | {"data": str(data)}, "model": MODEL, "dtype": "float64", "ranks": 4, "steps": STEPS}
-    common |= {"optim": {"lr": 1e-2, "final": 1.0}, "peak_flops": 1e12}  # or it would be measured
+    common |= {"optim": {"lr": 1e-2, "final": 1.0}, "peak_flops": 1e12, "gc_every": None}  # which take time
     changed, whole = (write_job(tmp_path_factory.mktemp(name), data, **common) for name in ("changed", "whole"))
     return changed, whole
 
