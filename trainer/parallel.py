@@ -93,7 +93,16 @@ class Ranks:
 
     def texts(self, text: str) -> list[str]:
         """Every rank's text, on every rank, each cut at 1,024 bytes."""
-        return exchange_texts(text, self.device) if self.count > 1 else [text]
+        return exchange_texts(text, self.device, self.group) if self.count > 1 else [text]
+
+    def first_text(self, text: str) -> str:
+        """Of the texts that are not empty that of the lowest rank, on every rank; empty where all are. Those who have
+        nothing to say, as a rule, exchange 8 bytes, however many they are."""
+        if self.count == 1:
+            return text
+        speaker = torch.tensor(self.rank if text else self.count, device=self.device)
+        dist.all_reduce(speaker, dist.ReduceOp.MIN, group=self.group)
+        return "" if speaker == self.count else self.texts(text)[int(speaker)]
 
     def share_(self, values: Tensor, source: int) -> None:
         """Replace `values` by those of rank `source`."""

@@ -14,16 +14,17 @@ from tests.support import make_set, settings_for
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
-def exchange(ranks: Ranks) -> tuple[list[float], int]:
+def exchange(ranks: Ranks) -> tuple[list[float], int, list[str]]:
     values = torch.tensor([1.0, float(ranks.rank)])
     ranks.sum_(values)
     ranks.wait_for_all()
-    return values.tolist(), ranks.from_first(10 + ranks.rank)
+    said = [ranks.first_text(f"from {ranks.rank}" if ranks.rank in speakers else "") for speakers in ((), (1, 2), (0,))]
+    return values.tolist(), ranks.from_first(10 + ranks.rank), said
 
 
-def test_sums_and_numbers_reach_everybody() -> None:
-    assert run_ranks(exchange, 3) == [([3.0, 3.0], 10)] * 3
-    assert exchange(ALONE) == ([1.0, 0.0], 10)
+def test_sums_numbers_and_texts_reach_everybody() -> None:
+    assert run_ranks(exchange, 3) == [([3.0, 3.0], 10, ["", "from 1", "from 0"])] * 3
+    assert exchange(ALONE) == ([1.0, 0.0], 10, ["", "", "from 0"])
 
 
 def disagree(ranks: Ranks, texts: list[str]) -> str:

@@ -41,7 +41,7 @@ class Board:
         """What every rank has posted. Raises TimeoutError naming the ranks that did not, AbandonedError."""
         keys = [f"{number}/{rank}" for rank in range(self._ranks.count)]
         self._wait(keys, self._timeout)
-        texts = [self._store.get(key).decode() for key in keys]
+        texts = [text.decode() for text in self._store.multi_get(keys)]
         for key in keys:
             self._store.delete_key(key)
         return texts

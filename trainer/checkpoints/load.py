@@ -58,10 +58,9 @@ def verify_together(path: Path, ranks: Ranks) -> None:
         found = str(error)
     except CheckpointError as error:
         kind, found = "refused", str(error)
-    for text in ranks.texts(f"{kind}\n{found}"):
+    if text := ranks.first_text(f"{kind}\n{found}" if found else ""):
         kind, _, found = text.partition("\n")
-        if found:
-            raise CheckpointError(found) if kind else DamageError(found)
+        raise CheckpointError(found) if kind else DamageError(found)
 
 
 def load(path: Path, tensors: Saved, grid: Grid) -> Loaded:
@@ -78,7 +77,7 @@ def load(path: Path, tensors: Saved, grid: Grid) -> Loaded:
         count = read_into(path, index, own)
     except (DamageError, OSError, ValueError) as error:
         failed = str(error)
-    if failed := next(filter(None, grid.world.texts(failed)), ""):  # or the others would wait for what is not sent
+    if failed := grid.world.first_text(failed):  # or the others would wait for what is not sent
         raise DamageError(failed)
     for name, reader in readers.items():
         data.share_(tensors[name].local, reader)
@@ -93,7 +92,7 @@ def _check_fit(path: Path, index: Chunks, tensors: Saved, world: Ranks) -> None:
         for name, entry in index.metadata.state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
-    problem = next(filter(None, world.texts(_misfit(there, tensors))), "")
+    problem = world.first_text(_misfit(there, tensors))
     held = torch.tensor([name in tensors for name in there], dtype=torch.int32, device=world.device)
     world.sum_(held)
     unheld = [name for name, holders in zip(there, held.tolist(), strict=True) if holders == 0]
