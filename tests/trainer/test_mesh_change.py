@@ -60,11 +60,11 @@ def run_starts(starts: Sequence[tuple[Path, list[str]]], ports: Sequence[int]) -
     every = []
     for number, ((job, overrides), port) in enumerate(zip(starts, ports, strict=True)):
         os.environ["MASTER_PORT"] = str(port)
-        ran, mode = Ran(), "inline" if number else "process"
+        ran = Ran()
         with (
             patch.object(train, "run", ran.run),
             patch.object(loop, "batch_digest", ran.note),
-            patch.object(train, "Loader", partial(Loader, mode=mode)),
+            patch.object(train, "Loader", partial(Loader, mode="inline") if number else Loader),
         ):
             train.train(load_config(job, overrides), say=lambda _line: None)
         every.append(ran)
