@@ -101,7 +101,7 @@ class TrainConfig:
     def _check_parallel(self) -> None:
         tensor, stages, parts = self.parallel.tensor, self.parallel.stages, self.parallel.parts
         shape = self.model.shape
-        for name in ("heads", "kv_heads", "ffn_width"):
+        for name in ("heads", "kv_heads", "ffn_width" if shape.experts is None else "experts"):
             if (value := getattr(shape, name)) % tensor:
                 raise ValueError(f"parallel.tensor is {tensor}: must divide model.{name}, {value}")
         if self.model.layers < stages * parts:
