@@ -27,6 +27,7 @@ from seqmesh.trainer.optim import OptimConfig, learning_rate, make_optimizer
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved
 from seqmesh.trainer.passes import Batch, Passes
+from seqmesh.trainer.recompute import Recompute, set_recompute
 from seqmesh.trainer.replicas import Replica, Sharding, make_replica
 from seqmesh.trainer.step import EXTRA, StepResult, finish_step, make_runner
 from tests.support import documents_of
@@ -50,6 +51,7 @@ class Job:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     model: ModelConfig = CONFIG
     optim: OptimConfig = field(default_factory=OptimConfig)
+    recompute: Recompute = "none"
     dtype: str = "float64"
 
 
@@ -83,6 +85,7 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
     torch.set_num_threads(1)
     grid, extra = make_grid(ranks, job.parallel), EXTRA + loads_size(job.model)
     model = held_model(job.model, job.parallel, grid, seed=0).to(getattr(torch, job.dtype))
+    set_recompute(model.blocks, job.recompute)
     replica = make_replica(model, grid, job.settings.mode, job.sharding, extra=extra)
     optimizer, recorder = replica.make_optimizer(job.optim), replica.make_optimizer(RECORDER)
     passes = Passes(model=model, replica=replica, grid=grid, capacity=job.settings.capacity)

@@ -20,7 +20,7 @@ from seqmesh.trainer.activations import bytes_per_token, saved_bytes
 from seqmesh.trainer.host import Host
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.division import first_of, layers_of
-from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.trainer.models.transformer import Transformer, parts_of
 from seqmesh.trainer.offload import Offloader, offloaded
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.recompute import Recompute, set_recompute
@@ -91,12 +91,10 @@ class Recorder(TorchDispatchMode):
 def model_of(config: ModelConfig, peers: Peers = Peers()) -> Transformer:  # noqa: B008 -- frozen
     """In float64, with biases and norms that are not 0 and 1, the same numbers whatever the division."""
     model = Transformer(config, seed=0, peers=peers).double()
-    boxes = model.boxes()
-    with torch.no_grad():
-        for number, (name, parameter) in enumerate(model.named_parameters()):
-            if parameter.ndim == 1:
-                noise = torch.randn(boxes[name].shape, generator=torch.Generator().manual_seed(number)).double()
-                parameter.add_(0.3 * noise[boxes[name].place(parameter.shape)])
+    for number, part in enumerate(parts_of(model).values()):
+        if part.local.ndim == 1:
+            noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(number)).double()
+            part.local.add_(0.3 * noise[part.place])
     return model
 
 
@@ -157,16 +155,17 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def counted(config: ModelConfig, recompute: Recompute, peers: Peers) -> bool:
-    """Whether a token's bytes are counted as layers save them, in the mean over peers, whose experts may have more rows
-    or fewer; with so many rows that nothing is small."""
-    rows = 257 * peers.count
+    """Whether a token's bytes are counted as a layer saves them, with so many rows that nothing is small; on all peers
+    together, since experts may be chosen unevenly."""
+    config, rows = replace(config, layers=1, windows=(None,)), 257 * peers.count
     layer = model_of(config, peers).blocks[0]
     set_recompute([layer], recompute)
     tables = rotary_tables(torch.arange(rows), config.head_dim, config.rope_base, torch.float64)
     x = torch.randn(257, WIDTH, generator=torch.Generator().manual_seed(peers.rank), dtype=torch.float64)
     found = torch.tensor(saved_bytes(layer, x, *tables, layout_of([rows])))
     dist.all_reduce(found, group=peers.group)
-    return LAYERS * int(found) / peers.count / rows == bytes_per_token(config, recompute, torch.float64, peers.count)
+    expected = peers.count * rows * bytes_per_token(config, recompute, torch.float64, peers.count)
+    return int(found) == expected
 
 
 def work(ranks: Ranks) -> tuple[dict[str, Found], dict[str, bool]]:
