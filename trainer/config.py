@@ -124,10 +124,11 @@ class TrainConfig:
             return None
         dtype: torch.dtype = getattr(torch, self.dtype)
         token_bytes = bytes_per_token(self.model, self.recompute, dtype, self.parallel.tensor)
-        return self.offload.planned(self.model.layers, token_bytes, self._unit_seconds(self.offload.flops))
+        unit_seconds = self._unit_seconds(self.offload.flops) / self.parallel.tensor  # of a process's share of it
+        return self.offload.planned(self.model.layers, token_bytes, unit_seconds)
 
     def _unit_seconds(self, flops: float | None) -> float:
-        """Seconds of one unit of `cost_model`."""
+        """Seconds of one unit of `cost_model` on one process."""
         file = None if self.cost is None else read_cost_file(Path(self.cost))
         measured = None if file is None else file.unit_seconds
         if (measured is None) == (flops is None):
