@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from seqmesh.kernels.tensor_parallel import Peers
+from seqmesh.trainer.checkpoints import read
 from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
-from seqmesh.trainer.checkpoints.read import read_whole
+from seqmesh.trainer.checkpoints.read import read_whole as contents
 from seqmesh.trainer.grid import Grid, ParallelConfig, alone, make_grid
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.division import box_of, layers_of
@@ -32,8 +34,8 @@ from tests.checkpoints import saver_of, zeros
 from tests.ranks import run_ranks
 from tests.trainer.slow_lamb import SlowLamb
 
-CONFIG = ModelConfig(  # vectors that are divided and that are not, a vocabulary that two peers share unevenly
-    vocab_size=13, width=8, layers=4, heads=4, kv_heads=4, biases="all", tied_embeddings=True, init_std=0.2
+CONFIG = ModelConfig(  # vectors that are divided and that are not, an uneven vocabulary, buffers
+    vocab_size=13, width=8, layers=4, heads=4, kv_heads=4, biases="qkv", experts=4, tied_embeddings=True, init_std=0.2
 )
 OPTIM = OptimConfig(name="lamb", lr=0.05, clip=None)
 PROCESSES = 8
@@ -59,11 +61,9 @@ RUN = (
     Mesh(1, 1, 1, "parameters"),
     Mesh(1, 2, 1, "optimizer"),
     Mesh(2, 2, 1, "parameters"),
-    Mesh(2, 1, 1, "optimizer"),
-    Mesh(4, 2, 1, "replicated"),
-    Mesh(1, 2, 2, "parameters"),
-    Mesh(2, 2, 2, "optimizer"),
-    Mesh(1, 2, 1, "replicated"),
+    Mesh(4, 1, 1, "optimizer"),
+    Mesh(2, 2, 2, "replicated"),
+    Mesh(2, 4, 1, "replicated"),
 )
 
 
@@ -103,13 +103,34 @@ class Job:
         layers = layers_of(CONFIG.layers, mesh.stages * mesh.parts)[grid.stages.rank :: mesh.stages]
         peers = Peers(group=grid.tensor.group, rank=grid.tensor.rank, count=grid.tensor.count)
         self.model = Transformer(CONFIG, seed=0, layers=layers, peers=peers).double()
-        for block in self.model.blocks:  # as experts have one: the same on every process that has the layer
-            block.register_buffer("balance", torch.zeros(3))
         self.replica: Replica = make_replica(self.model, grid, "free", mesh.sharding, extra=2)
         self.optimizer = self.replica.make_optimizer(OPTIM)
 
     def tensors(self) -> Saved:
         return self.replica.tensors(self.optimizer)
+
+    def balances(self) -> list[Tensor]:
+        """Of experts: the same on every process that has the layer."""
+        return [buffer for name, buffer in self.model.named_buffers() if name.endswith("balance")]
+
+    def load(self, path: Path) -> tuple[int, int, int]:
+        """Bytes that this process read, those that are its to read, and those of them that it would also write."""
+        parts = zeros(self.tensors())
+        read = load(path, parts, self.grid).bytes_read
+        self.replica.loaded(self.optimizer)
+        own = [part for part in parts.values() if self.grid.data.is_first or not part.shared]
+        counted = sum(part.local.nbytes for part in own if not part.spare)
+        return read, sum(part.local.nbytes for part in own), counted
+
+    def check_holds(self, path: Path) -> None:
+        """What is put away: also what this process did not put there, and parameters of which it has a shard."""
+        put_away, boxes = contents(path), self.model.boxes()
+        for name, part in self.tensors().items():
+            assert torch.equal(part.local, put_away[name][part.place]), (self.mesh, name)
+        if self.mesh.sharding != "parameters":
+            for name, parameter in self.model.named_parameters():
+                whole = put_away[f"model/{name}"]
+                assert torch.equal(parameter, whole[boxes[name].place(parameter.shape)]), (self.mesh, name)
 
     def make_gradient(self, step: int) -> None:
         grid, boxes = self.grid, self.model.boxes()
@@ -148,9 +169,9 @@ class Job:
         return found
 
 
-def go_on(ranks: Ranks, folder: Path) -> list[tuple[float, list[float], list[float], int]]:
+def go_on(ranks: Ranks, folder: Path) -> list[tuple[float, list[float], list[float], tuple[int, int, int]]]:
     """On every mesh: load what the last one left, put it away as it is, take a step, put that away. Of each the norm
-    and the sums of the step, norms of gradients that one process spoils, and the bytes that this process read."""
+    and the sums of the step, norms of gradients that one process spoils, and bytes as `Job.load` has them."""
     torch.set_num_threads(1)
     found = []
     for number, mesh in enumerate(RUN):
@@ -158,25 +179,27 @@ def go_on(ranks: Ranks, folder: Path) -> list[tuple[float, list[float], list[flo
         job = Job(mesh, make_grid(ranks, config))
         newest = newest_checkpoint(folder, ranks, print)
         assert newest is not None
-        read = load(newest, zeros(job.tensors()), job.grid).bytes_read
-        job.replica.loaded(job.optimizer)
+        with patch.object(read, "LONG", 1):
+            sizes = job.load(newest)
+        job.check_holds(newest)
         with saver_of(folder, job.tensors(), job.grid, keep=99) as saver:
             saver.save(2 * number + 1, job.tensors(), {})
             spoilt = list(spoilt_norms(job, number))
             job.make_gradient(number)
             norm, extra = job.finish(update=True)
-            for block in job.model.blocks:
-                block.get_buffer("balance").add_(1)
+            for buffer in job.balances():
+                buffer.add_(1)
             saver.save(2 * number + 2, job.tensors(), {})
-        found.append((norm, extra, spoilt, read))
+        job.check_holds(folder / f"step-{2 * number + 2:08d}")
+        found.append((norm, extra, spoilt, sizes))
     return found
 
 
 def spoilt_norms(job: Job, seed: int) -> Iterator[float]:
-    for bad in range(seed % 2, PROCESSES, 2):
+    for bad in (seed % PROCESSES, (3 * seed + 5) % PROCESSES):
         job.make_gradient(0)
         if job.grid.world.rank == bad:
-            job.spoil(math.nan if bad % 3 else math.inf, bad + seed)
+            job.spoil(math.nan if bad % 2 else math.inf, bad + seed)
         yield job.finish(update=False)[0]
 
 
@@ -186,10 +209,6 @@ def put_away_alone(folder: Path) -> Job:
     with saver_of(folder, job.tensors()) as saver:
         saver.save(0, job.tensors(), {})
     return job
-
-
-def contents(path: Path) -> dict[str, Tensor]:
-    return read_whole(path)
 
 
 def test_a_run_goes_from_mesh_to_mesh_as_on_one_process(tmp_path: Path) -> None:
@@ -215,9 +234,12 @@ def test_a_run_goes_from_mesh_to_mesh_as_on_one_process(tmp_path: Path) -> None:
                 assert torch.allclose(done[f"optimizer/{name}/{slot}"], expected, rtol=1e-11, atol=1e-13), (mesh, name)
             assert torch.allclose(done[f"model/{name}"], slow.parameters[i], rtol=1e-11, atol=1e-13), (mesh, name)
         assert done["optimizer/step"] == number + 1
-        assert all(done[f"model/blocks.{layer}.balance"].eq(number + 1).all() for layer in range(CONFIG.layers))
+        balances = [done[f"model/blocks.{layer}.mlp.balance"] for layer in range(CONFIG.layers)]
+        assert all(each.eq(number + 1).all() for each in balances)
+        read, own, counted = (sum(each) for each in zip(*(found[3] for found in of_all), strict=True))
+        assert read == own  # a file's bytes once a model and not once a replica, but for what peers have in common
+        assert counted == sum(tensor.nbytes for tensor in before.values())
     end = Job(Mesh(1, 1, 1, "replicated"), alone(CPU))
     last = tmp_path / f"step-{2 * len(RUN):08d}"
-    load(last, zeros(end.tensors()), end.grid)
-    held = contents(last)
-    assert all(torch.equal(part.local, held[name]) for name, part in end.tensors().items())
+    end.load(last)
+    end.check_holds(last)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from seqmesh.trainer.checkpoints.index import Chunks, read_index
 from seqmesh.trainer.checkpoints.manifest import DamageError, verify
-from seqmesh.trainer.checkpoints.parts import planned
 from seqmesh.trainer.part import Saved, whole
 
 MODEL = "model/"
+LONG = 4_096  # bytes of a row that are read by themselves
 
 
 def read_model(path: Path) -> dict[str, Tensor]:
@@ -42,10 +44,12 @@ def read_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
 def read_into(path: Path, index: Chunks, tensors: Saved) -> int:
     """Fill what this rank has of `tensors`, in place; returns the bytes read. They fit the index in name, shape and
     type. Raises DamageError naming the file, OSError."""
-    plan = create_default_local_load_plan(planned(tensors), index.metadata)
-    files: dict[str, list[ReadItem]] = {}
-    for item in plan.items:
-        files.setdefault(index.places[item.storage_index][0], []).append(item)
+    files = defaultdict[str, list[ReadItem]](list)
+    for name, part in tensors.items():
+        if part.local.numel():
+            wanted = ChunkStorageMetadata(offsets=torch.Size(part.offsets), sizes=part.local.shape)
+            for item in create_read_items_for_chunk_list(name, _entry(index, name), [wanted]):
+                files[index.places[item.storage_index][0]].append(item)
     count = 0
     for name, items in files.items():
         descriptor = os.open(path / name, os.O_RDONLY)
@@ -57,29 +61,37 @@ def read_into(path: Path, index: Chunks, tensors: Saved) -> int:
 
 
 def _read(descriptor: int, path: Path, item: ReadItem, index: Chunks, tensors: Saved) -> int:
-    """One region of a chunk: its rows are read whole, and cut to the region's columns."""
+    """One region of a chunk; returns the bytes read. Rows are read whole and cut to the region's columns; where those
+    are long, they alone are."""
     target = tensors[item.dest_index.fqn].local
     for dim, (begin, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
         target = target.narrow(dim, begin, length)
-    sizes = _chunk(index, item).sizes
-    first, rows = (item.storage_offsets[0], item.lengths[0]) if sizes else (0, 1)
-    row_bytes = math.prod(sizes[1:]) * target.element_size()
-    straight = target.is_contiguous() and target.device.type == "cpu" and item.lengths[1:] == sizes[1:]
-    there = target if straight else torch.empty((rows, *sizes[1:]) if sizes else (), dtype=target.dtype)
-    place = index.places[item.storage_index][1] + first * row_bytes
-    _fill(descriptor, path, there, place)
+    offsets, lengths, sizes = item.storage_offsets, item.lengths, _chunk(index, item).sizes
+    steps = [math.prod(sizes[dim + 1 :]) * target.element_size() for dim in range(len(sizes))]
+    cut = [dim == 0 or (dim == 1 and lengths[1] * steps[1] >= LONG) for dim in range(len(sizes))]
+    begins = [offset if there else 0 for offset, there in zip(offsets, cut, strict=True)]
+    shape = torch.Size(length if there else size for length, size, there in zip(lengths, sizes, cut, strict=True))
+    straight = target.is_contiguous() and target.device.type == "cpu" and shape == lengths
+    read = target if straight else torch.empty(shape, dtype=target.dtype)
+    place = index.places[item.storage_index][1] + sum(map(operator.mul, begins, steps))
+    for number, run in enumerate([read] if shape[1:] == sizes[1:] else read.unbind()):
+        _fill(descriptor, path, run, place + number * max(steps, default=0))
     if not straight:
-        for dim in range(1, len(sizes)):
-            there = there.narrow(dim, item.storage_offsets[dim], item.lengths[dim])
-        target.copy_(there)
-    return rows * row_bytes
+        inside = map(operator.sub, offsets, begins)
+        target.copy_(read[tuple(slice(begin, begin + size) for begin, size in zip(inside, lengths, strict=True))])
+    return read.nbytes
+
+
+def _entry(index: Chunks, name: str) -> TensorStorageMetadata:
+    entry = index.metadata.state_dict_metadata[name]
+    assert isinstance(entry, TensorStorageMetadata)
+    return entry
 
 
 def _chunk(index: Chunks, item: ReadItem) -> ChunkStorageMetadata:
     """What is stored where the item reads."""
-    entry = index.metadata.state_dict_metadata[item.storage_index.fqn]
-    assert isinstance(entry, TensorStorageMetadata)
-    return next(chunk for chunk in entry.chunks if chunk.offsets == item.storage_index.offset)
+    chunks = _entry(index, item.storage_index.fqn).chunks
+    return next(chunk for chunk in chunks if chunk.offsets == item.storage_index.offset)
 
 
 def _fill(descriptor: int, path: Path, tensor: Tensor, place: int) -> None:
