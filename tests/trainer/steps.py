@@ -110,7 +110,7 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
         results=results,
         counts=counts,
         sent=passes.traffic.sent,
-        weights=flat(whole(replica.tensors(optimizer), "model/", grid=grid)),
+        weights=flat(weights_of(replica.tensors(optimizer), grid)),
         own=digest(model),
         groups=groups_now() - groups,
         balance=flat(dict(model.named_buffers())),
@@ -129,6 +129,12 @@ def gradient_of(replica: Replica, recorder: torch.optim.Optimizer, grid: Grid | 
     """The whole gradient, whichever way it lies on the ranks; all of them must call it."""
     replica.update(recorder)
     return flat(whole(replica.tensors(recorder), "optimizer/", "/exp_avg", grid=grid))
+
+
+def weights_of(saved: Saved, grid: Grid) -> dict[str, Tensor]:
+    """Whole parameters, without buffers."""
+    every = whole(saved, "model/", grid=grid)
+    return {name: tensor for name, tensor in every.items() if not name.endswith("balance")}
 
 
 def groups_now() -> int:
