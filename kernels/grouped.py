@@ -55,7 +55,7 @@ class _GroupedLinear(torch.autograd.Function):
 
 def _products(rows: Tensor, matrices: Tensor, counts: Sequence[int]) -> Tensor:
     """Rows [N, I] of each group by its matrix: matrices [G, I, O] -> [N, O]."""
-    if _library_takes(rows, matrices):
+    if _library_takes(rows, matrices, len(counts)):
         return _products_by_library(rows, matrices, counts)
     out = rows.new_empty(len(rows), matrices.shape[2])
     for given, matrix, result in zip(_groups(rows, counts), matrices, _groups(out, counts), strict=True):
@@ -66,7 +66,7 @@ def _products(rows: Tensor, matrices: Tensor, counts: Sequence[int]) -> Tensor:
 
 def _outer_products(dout: Tensor, rows: Tensor, counts: Sequence[int]) -> Tensor:
     """The gradient of weights: of each group doutᵀ [O, n] @ rows [n, I] -> [G, O, I]."""
-    if _library_takes(rows, dout):
+    if _library_takes(rows, dout, len(counts)):
         return _outer_products_by_library(dout, rows, counts)
     out = rows.new_empty(len(counts), dout.shape[1], rows.shape[1])
     for left, right, result in zip(_groups(dout, counts), _groups(rows, counts), out, strict=True):
@@ -97,7 +97,7 @@ def _ends(counts: Sequence[int], device: torch.device) -> Tensor:
     return (ends.pin_memory() if device.type == "cuda" else ends).to(device, non_blocking=True)
 
 
-def _library_takes(rows: Tensor, other: Tensor) -> bool:
+def _library_takes(rows: Tensor, other: Tensor, groups: int) -> bool:
     """Whether its fast kernel exists here and takes these operands."""
     return (
         LIBRARY is not None
@@ -105,7 +105,7 @@ def _library_takes(rows: Tensor, other: Tensor) -> bool:
         and rows.dtype == torch.bfloat16
         and torch.cuda.get_device_capability(rows.device) >= LIBRARY_CAPABILITY
         and len(rows) > 0
-        and (other.ndim == 2 or len(other) <= LIBRARY_GROUPS)
+        and groups <= LIBRARY_GROUPS
         and all(_is_aligned(tensor) for tensor in (rows, other))
     )
 

@@ -8,7 +8,8 @@ whole, a bias or the residual, is added after the sum: before it, it would be ad
 
 Exchanges are cut into chunks of rows, of which one is computed with while the next one is under way (MegaScale). Rows
 of a chunk are consecutive, and each peer has one stretch of every chunk, so that gathered chunks lie in order and
-nothing is copied. On CUDA they run on the stream of the group's own; not yet run on a GPU.
+nothing is copied. None is under way any more when a function returns, so that exchanges of other groups never meet
+these. On CUDA they run on a stream of the group's own; not yet run on a GPU.
 
 Shapes: P packed rows, a multiple of peers · chunks; R = P / peers rows of one peer; W width.
 """
@@ -145,10 +146,12 @@ def _linear_(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Non
 def _products_(out: Tensor, factors: Sequence[Tensor], matrices: Sequence[Tensor], start: Tensor | None) -> None:
     """out := start + the sum of factor @ matrix."""
     pairs = list(zip(factors, matrices, strict=True))
-    if start is not None:
-        out.copy_(start)
-    elif pairs:
+    if start is None:
         torch.mm(*pairs.pop(0), out=out)
+    elif pairs:
+        torch.addmm(start, *pairs.pop(0), out=out)
+    else:
+        out.copy_(start)
     for factor, matrix in pairs:
         out.addmm_(factor, matrix)
 

@@ -29,15 +29,16 @@ def run_ranks(
     *arguments: Any,
     seconds: float = SECONDS,
     before: Callable[[], None] | None = None,
+    join: bool = True,
 ) -> list[Any]:
     """Call `work(ranks, *arguments)` on each of `count` ranks; returns what they returned, which must pickle. before:
-    called in each process before it joins the others."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    called in each process before it joins the others. join: False to leave that to `work(*arguments)`."""
+    store = new_store()
     pipes, processes = [], []
     for rank in range(count):
         receiver, sender = _context.Pipe(duplex=False)
         process = _context.Process(
-            target=_main, args=(work, rank, count, store.port, sender, arguments, before), daemon=True
+            target=_main, args=(work, rank, count, store.port, sender, arguments, before, join), daemon=True
         )
         process.start()
         sender.close()
@@ -47,6 +48,11 @@ def run_ranks(
         return _collect(pipes, seconds)
     finally:
         _end(processes)
+
+
+def new_store() -> TCPStore:
+    """What processes meet in, at `port`."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def start_process(work: Callable[..., Any], *arguments: Any) -> tuple[BaseProcess, Connection]:
@@ -91,14 +97,18 @@ def _main(
     sender: Connection,
     arguments: tuple[Any, ...],
     before: Callable[[], None] | None,
+    join: bool,
 ) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     try:
         if before:
             before()
-        with join_ranks(SECONDS) as ranks:
-            value = work(ranks, *arguments)
+        if join:
+            with join_ranks(SECONDS) as ranks:
+                value = work(ranks, *arguments)
+        else:
+            value = work(*arguments)
         sender.send((True, value))
     except BaseException:
         sender.send((False, traceback.format_exc()))

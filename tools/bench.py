@@ -29,6 +29,7 @@ MODULES = {
     "train": "seqmesh.benchmarks.train",
     "lamb": "seqmesh.benchmarks.optimizers",
     "hybrid": "seqmesh.benchmarks.hybrid",
+    "pipeline": "seqmesh.benchmarks.pipelines",
     "curves": "seqmesh.benchmarks.curves",
     "checkpoint": "seqmesh.benchmarks.checkpoints",
     "attention": "seqmesh.benchmarks.attention",

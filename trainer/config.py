@@ -28,6 +28,7 @@ from seqmesh.trainer.checkpoints.config import CheckpointConfig
 from seqmesh.trainer.grid import ParallelConfig
 from seqmesh.trainer.logs import LogConfig
 from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.division import check_divisible
 from seqmesh.trainer.models.huggingface import CONFIG, huggingface_config
 from seqmesh.trainer.models.llama import check_agreement
 from seqmesh.trainer.models.presets import with_preset
@@ -99,11 +100,8 @@ class TrainConfig:
         self._check_parallel()
 
     def _check_parallel(self) -> None:
-        tensor, stages, parts = self.parallel.tensor, self.parallel.stages, self.parallel.parts
-        shape = self.model.shape
-        for name in ("heads", "kv_heads", "ffn_width"):
-            if (value := getattr(shape, name)) % tensor:
-                raise ValueError(f"parallel.tensor is {tensor}: must divide model.{name}, {value}")
+        stages, parts = self.parallel.stages, self.parallel.parts
+        check_divisible(self.model, self.parallel.tensor)
         if self.model.layers < stages * parts:
             raise ValueError(
                 f"parallel.stages · parallel.parts is {stages} · {parts}: at most as many as model.layers, "
@@ -126,10 +124,11 @@ class TrainConfig:
             return None
         dtype: torch.dtype = getattr(torch, self.dtype)
         token_bytes = bytes_per_token(self.model, self.recompute, dtype, self.parallel.tensor)
-        return self.offload.planned(self.model.layers, token_bytes, self._unit_seconds(self.offload.flops))
+        unit_seconds = self._unit_seconds(self.offload.flops) / self.parallel.tensor  # of a process's share of it
+        return self.offload.planned(self.model.layers, token_bytes, unit_seconds)
 
     def _unit_seconds(self, flops: float | None) -> float:
-        """Seconds of one unit of `cost_model`."""
+        """Seconds of one unit of `cost_model` on one process."""
         file = None if self.cost is None else read_cost_file(Path(self.cost))
         measured = None if file is None else file.unit_seconds
         if (measured is None) == (flops is None):

@@ -10,6 +10,7 @@ is made later. What is planned, and calls its ranks by numbers from 0, knows rep
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
@@ -85,20 +86,40 @@ class Grid:
         return here.index(self.world.rank), len(here)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """The processes of each axis that go through one of them, itself included, in order."""
+
+    data: list[int]
+    tensor: list[int]
+    stages: list[int]
+
+
+def lines_through(process: int, processes: int, config: ParallelConfig) -> Lines:
+    """Raises ValueError where they are not so many whole replicas."""
+    replicas = config.replicas(processes)
+    rest, peer = divmod(process, config.tensor)
+    stage, replica = divmod(rest, replicas)
+
+    def number(stage: int, replica: int, peer: int) -> int:
+        return (stage * replicas + replica) * config.tensor + peer
+
+    return Lines(
+        data=[number(stage, other, peer) for other in range(replicas)],
+        tensor=[number(stage, replica, other) for other in range(config.tensor)],
+        stages=[number(other, replica, peer) for other in range(config.stages)],
+    )
+
+
 def make_grid(world: Ranks, config: ParallelConfig) -> Grid:
     """All processes call it, once. Raises ValueError where they are not so many whole replicas."""
-    replicas = config.replicas(world.count)
-    rest, peer = divmod(world.rank, config.tensor)
-    stage, replica = divmod(rest, replicas)
-    first = (stage * replicas + replica) * config.tensor
-    step = replicas * config.tensor
-    stages = [world.rank % step + other * step for other in range(config.stages)]
+    lines, several = lines_through(world.rank, world.count, config), config.stages > 1
     return Grid(
         world=world,
-        tensor=_line(world, list(range(first, first + config.tensor))),
-        data=_line(world, [(stage * replicas + other) * config.tensor + peer for other in range(replicas)]),
-        stages=_line(world, stages, own=config.stages > 1),
-        returns=_line(world, stages, own=config.stages > 1),
+        tensor=_line(world, "tensor", lines.tensor),
+        data=_line(world, "data", lines.data),
+        stages=_line(world, "stages", lines.stages, own=several),
+        returns=_line(world, "returns", lines.stages, own=several),
     )
 
 
@@ -112,10 +133,15 @@ def alone(device: torch.device) -> Grid:
     return one_each(Ranks(0, 1, device))
 
 
-def _line(world: Ranks, members: list[int], *, own: bool = False) -> Ranks:
+def _line(world: Ranks, name: str, members: list[int], *, own: bool = False) -> Ranks:
     """The group of these processes, this one among them. Each process makes its own and no other: all make equally many
-    in the same order. own: also where they are all processes."""
+    in the same order. own: also where they are all processes. name: of the axis, as the flight recorder shows it.
+
+    On GPUs torch splits the communicator of all processes, which is connected already: one ncclCommSplit, in which
+    every process names its own line, and nothing goes through the store. Not yet run on a GPU.
+    """
     group = None
     if own or 1 < len(members) < world.count:
-        group = dist.new_group(members, use_local_synchronization=True)
+        timeout = None if world.timeout is None else timedelta(seconds=world.timeout)
+        group = dist.new_group(members, timeout=timeout, use_local_synchronization=True, group_desc=name)
     return replace(world, rank=members.index(world.rank), count=len(members), group=group)

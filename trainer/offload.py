@@ -38,7 +38,7 @@ FORWARD_PART = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadConfig:
     """bandwidth: bytes per second between device and host, the slower direction while both are busy. flops: matmul
-    FLOPs per second that a rank reaches, where no cost file says what a unit of cost takes."""
+    FLOPs per second that a process reaches, where no cost file says what a unit of cost takes."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 

@@ -37,14 +37,16 @@ class RankError(RuntimeError):
 class Ranks:
     """This process's place: `rank` of `count`. With one rank there is no group and nothing is sent.
 
-    group: theirs; None for that of all processes. watch: what this rank's main thread lets the others know, and how
-    long it waits for them. beats: the thread that does; None with one rank.
+    group: theirs; None for that of all processes. timeout: seconds that an exchange may take before it raises. watch:
+    what this rank's main thread lets the others know, and how long it waits for them. beats: the thread that does; None
+    with one rank.
     """
 
     rank: int
     count: int
     device: torch.device
     group: dist.ProcessGroup | None = None
+    timeout: float | None = None
     watch: Watch = field(default_factory=Watch)
     beats: Beats | None = None
 
@@ -160,7 +162,7 @@ def join_ranks(timeout: float) -> Iterator[Ranks]:
         rank, watch = dist.get_rank(), Watch()
         beats = Beats(_connect("beats", timeout), rank, count, watch)
         with beats.running():
-            yield Ranks(rank, count, device, watch=watch, beats=beats)
+            yield Ranks(rank, count, device, timeout=timeout, watch=watch, beats=beats)
     finally:
         dist.destroy_process_group()
 

@@ -59,7 +59,7 @@ def test_the_library_computes_the_same(counts: list[int], width: int, out: int) 
 
 def test_the_library_is_used_on_gpus_alone_and_for_what_is_aligned() -> None:
     rows, weights, _ = drawn([2, 3], 8, 16, torch.bfloat16)
-    assert not grouped._library_takes(rows, weights)
+    assert not grouped._library_takes(rows, weights, 2)
     assert grouped._is_aligned(weights)
     assert grouped._is_aligned(weights.transpose(1, 2))
     assert not grouped._is_aligned(rows[:, 1:])

@@ -27,6 +27,7 @@ from seqmesh.trainer.optim import OptimConfig, learning_rate, make_optimizer
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.part import Saved
 from seqmesh.trainer.passes import Batch, Passes
+from seqmesh.trainer.recompute import Recompute, set_recompute
 from seqmesh.trainer.replicas import Replica, Sharding, make_replica
 from seqmesh.trainer.step import EXTRA, StepResult, finish_step, make_runner
 from tests.support import documents_of
@@ -34,6 +35,7 @@ from tests.trainer.slow_lamb import SlowLamb
 
 CONFIG = ModelConfig(vocab_size=50, width=16, layers=2, heads=4, kv_heads=2, init_std=0.2)
 STEPS = 2
+BALANCE = ".balance"  # how names of biases of experts' choices end
 # With no memory of earlier steps and no rate, its first moment is the gradient.
 RECORDER = OptimConfig(lr=0.0, betas=(0.0, 0.0), weight_decay=0.0)
 Vector = npt.NDArray[np.float64]
@@ -49,6 +51,7 @@ class Job:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     model: ModelConfig = CONFIG
     optim: OptimConfig = field(default_factory=OptimConfig)
+    recompute: Recompute = "none"
     dtype: str = "float64"
 
 
@@ -82,6 +85,7 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
     torch.set_num_threads(1)
     grid, extra = make_grid(ranks, job.parallel), EXTRA + loads_size(job.model)
     model = held_model(job.model, job.parallel, grid, seed=0).to(getattr(torch, job.dtype))
+    set_recompute(model.blocks, job.recompute)
     replica = make_replica(model, grid, job.settings.mode, job.sharding, extra=extra)
     optimizer, recorder = replica.make_optimizer(job.optim), replica.make_optimizer(RECORDER)
     passes = Passes(model=model, replica=replica, grid=grid, capacity=job.settings.capacity)
@@ -105,15 +109,16 @@ def take_steps(ranks: Ranks, job: Job) -> Taken:
             results.append(finish_step(replica, optimizer, job.optim, supervised=supervised, step=step, steps=STEPS))
             if results[-1].updated:
                 move_biases_(model, results[-1].loads)
+    held = whole(replica.tensors(optimizer), "model/", grid=grid)
     return Taken(
         gradients=gradients,
         results=results,
         counts=counts,
         sent=passes.traffic.sent,
-        weights=flat(weights_of(replica.tensors(optimizer), grid)),
+        weights=flat(held),
         own=digest(model),
         groups=groups_now() - groups,
-        balance=flat(dict(model.named_buffers())),
+        balance=flat({name: each for name, each in held.items() if name.endswith(BALANCE)}),
     )
 
 
@@ -129,12 +134,6 @@ def gradient_of(replica: Replica, recorder: torch.optim.Optimizer, grid: Grid | 
     """The whole gradient, whichever way it lies on the ranks; all of them must call it."""
     replica.update(recorder)
     return flat(whole(replica.tensors(recorder), "optimizer/", "/exp_avg", grid=grid))
-
-
-def weights_of(saved: Saved, grid: Grid) -> dict[str, Tensor]:
-    """Whole parameters, without buffers."""
-    every = whole(saved, "model/", grid=grid)
-    return {name: tensor for name, tensor in every.items() if not name.endswith("balance")}
 
 
 def groups_now() -> int:
@@ -227,8 +226,8 @@ def reference(
             move_biases_(model, loads.tolist())
     return Reference(
         gradients=gradients,
-        weights=flat({n: p.detach() for n, p in model.named_parameters()}),
-        balance=flat(dict(model.named_buffers())),
+        weights=flat(model.state_dict()),
+        balance=flat({name: each for name, each in model.state_dict().items() if name.endswith(BALANCE)}),
     )
 
 

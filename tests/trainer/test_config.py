@@ -7,7 +7,7 @@ import yaml
 
 from seqmesh.loader.cost_file import write_cost
 from seqmesh.packer.fit import Sample, Seconds, make_fit
-from seqmesh.tools.launch import show
+from seqmesh.tools.launch import run, show
 from seqmesh.tools.starter import STARTER
 from seqmesh.trainer.activations import bytes_per_token
 from seqmesh.trainer.config import load_config, save_config
@@ -69,8 +69,8 @@ def test_the_resolved_configuration_reads_back_to_the_same(job: Path, tmp_path: 
         ("loader.stages=2", "set by the trainer"),
         ("loader.offload={layers: 3, token_cost: 1}", "set by the trainer"),
         ("parallel.tensor=0", "parallel: tensor is 0: must be at least 1"),
-        ("parallel={tensor: 3}", "parallel.tensor is 3: must divide model.heads, 2"),
-        ("parallel={tensor: 2}", "parallel.tensor is 2: must divide model.kv_heads, 1"),
+        ("parallel={tensor: 3}", "heads is 2: must be a multiple of the tensor peers, 3"),
+        ("parallel={tensor: 2}", "kv_heads is 1: must be a multiple of the tensor peers, 2"),
         ("parallel={stages: 2}", r"parallel.stages · parallel.parts is 2 · 1: at most as many as model.layers, 1"),
         ("parallel={parts: 2}", "parts is 2: one stage has all layers in one"),
         ("recompute=all", "recompute: Input should be 'none', 'selective' or 'full'"),
@@ -195,7 +195,12 @@ def test_dimensions_that_do_not_fit_the_model_or_the_plans_are_refused_with_thei
     for override, message in (
         ("parallel={stages: 2, parts: 2}", r"stages · parallel.parts is 2 · 2: at most as many as model.layers, 3"),
         ("loader.mode=waves", "parallel.stages is 3: needs loader.mode 'free', 'waves' is chosen"),
-        ("model.ffn_width=31", "parallel.tensor is 2: must divide model.ffn_width, 31"),
+        ("model.ffn_width=31", "the MLP's width is 31: must be a multiple of the tensor peers, 2"),
     ):
         with pytest.raises(ValueError, match=message):
             load_config(job, [*model, "parallel={tensor: 2, stages: 3}", override])
+
+
+def test_processes_that_make_no_whole_replicas_are_refused_before_any_is_started(job: Path) -> None:
+    with pytest.raises(ValueError, match=r"^3 processes: must be a multiple of .*, 1 · 2$"):
+        run(config=job, overrides=["ranks=3", "model.layers=2", "parallel={stages: 2}"])

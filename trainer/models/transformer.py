@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -222,4 +223,13 @@ def _normal(shape: torch.Size, name: str) -> Tensor:
 def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:
     """The shape of every parameter, by name, without allocating any."""
     with torch.device("meta"):
-        return {name: weight.shape for name, weight in Transformer(config, seed=0).named_parameters()}
+        model = Transformer(replace(config, layers=1, windows=config.windows[:1]), seed=0)
+    shapes = {name: weight.shape for name, weight in model.named_parameters()}
+    block = {name: shapes.pop(name) for name in list(shapes) if name.startswith("blocks.")}  # layers are alike
+    layers = {
+        name.replace("blocks.0.", f"blocks.{layer}.", 1): shape
+        for layer in range(config.layers)
+        for name, shape in block.items()
+    }
+    first = {"embedding.weight": shapes.pop("embedding.weight")}
+    return first | layers | shapes

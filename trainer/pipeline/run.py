@@ -35,7 +35,7 @@ class Pipeline:
         for operation, following in zip_longest(order, order[1:]):
             if following is not None:
                 self._expect(following, taken)
-            self._do(operation, taken[operation.batch])
+            self.do(operation, taken[operation.batch])
         for way in (self._rows, self._gradients):
             way.finish()
 
@@ -46,7 +46,8 @@ class Pipeline:
             way = self._gradients if operation.backward else self._rows
             way.expect(self.passes.room(batches[operation.batch]))
 
-    def _do(self, operation: Operation, batch: Batch) -> None:
+    def do(self, operation: Operation, batch: Batch) -> None:
+        """One operation of a micro-batch, whatever it has to wait for."""
         if operation.backward:
             self._backward(self._flying.pop((operation.batch, operation.part)), operation.part)
         else:

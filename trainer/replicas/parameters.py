@@ -13,15 +13,18 @@ inside its first one would wait for ranks that are in a ring with a third one.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import Shard
 
 from seqmesh.packer.plan import Mode
 from seqmesh.trainer.grid import Grid
+from seqmesh.trainer.models.division import STACK
 from seqmesh.trainer.models.transformer import Transformer
 from seqmesh.trainer.optim.config import OptimConfig
 from seqmesh.trainer.optim.make import make_optimizer_over
@@ -122,14 +125,23 @@ class ParametersSharded:
         return [(held, local(p.grad)) for held in self._holding.updated if (p := held.parameter).grad is not None]
 
 
+def _cut(count: int, parameter: nn.Parameter) -> Shard:
+    """By its first dimension. Stacks of experts' matrices have few of those: then by the rows of each, where they can
+    be cut evenly, as FSDP wants it."""
+    inside = parameter.ndim == STACK and len(parameter) % count and parameter.shape[1] % count == 0
+    return Shard(1 if inside else 0)
+
+
 def _shard(model: Transformer, data: Ranks, *, gather_again: bool) -> list[FSDPModule]:
     """The modules that gather, in order of use: the model, for what is in no block, and its blocks."""
     group = data.group or dist.group.WORLD
     assert group is not None, "one replica has nothing to shard"
     mesh = DeviceMesh.from_group(group, data.device.type)  # init_device_mesh would make a group of its own
+    cut = partial(_cut, data.count)
     for module in (*model.blocks, model):
         # What the model gathers for itself is used last, and first again in backward: kept in either case.
-        fully_shard(module, mesh=mesh, reshard_after_forward=gather_again and module is not model)
+        again = gather_again and module is not model
+        fully_shard(module, mesh=mesh, reshard_after_forward=again, shard_placement_fn=cut)
     order = [module for module in (model, *model.blocks) if isinstance(module, FSDPModule)]
     for each in order:
         each.set_gradient_divide_factor(1.0)

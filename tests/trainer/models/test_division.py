@@ -20,7 +20,7 @@ from seqmesh.trainer.activations import bytes_per_token, saved_bytes
 from seqmesh.trainer.host import Host
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.division import first_of, layers_of
-from seqmesh.trainer.models.transformer import Transformer
+from seqmesh.trainer.models.transformer import Transformer, parts_of
 from seqmesh.trainer.offload import Offloader, offloaded
 from seqmesh.trainer.parallel import Ranks
 from seqmesh.trainer.recompute import Recompute, set_recompute
@@ -91,12 +91,10 @@ class Recorder(TorchDispatchMode):
 def model_of(config: ModelConfig, peers: Peers = Peers()) -> Transformer:  # noqa: B008 -- frozen
     """In float64, with biases and norms that are not 0 and 1, the same numbers whatever the division."""
     model = Transformer(config, seed=0, peers=peers).double()
-    boxes = model.boxes()
-    with torch.no_grad():
-        for number, (name, parameter) in enumerate(model.named_parameters()):
-            if parameter.ndim == 1:
-                noise = torch.randn(boxes[name].shape, generator=torch.Generator().manual_seed(number)).double()
-                parameter.add_(0.3 * noise[boxes[name].place(parameter.shape)])
+    for number, part in enumerate(parts_of(model).values()):
+        if part.local.ndim == 1:
+            noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(number)).double()
+            part.local.add_(0.3 * noise[part.place])
     return model
 
 
@@ -157,13 +155,17 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def counted(config: ModelConfig, recompute: Recompute, peers: Peers) -> bool:
-    """Whether a token's bytes are counted as a layer saves them, with so many rows that nothing is small."""
-    rows = 257 * peers.count
+    """Whether a token's bytes are counted as a layer saves them, with so many rows that nothing is small; on all peers
+    together, since experts may be chosen unevenly."""
+    config, rows = replace(config, layers=1, windows=(None,)), 257 * peers.count
     layer = model_of(config, peers).blocks[0]
     set_recompute([layer], recompute)
     tables = rotary_tables(torch.arange(rows), config.head_dim, config.rope_base, torch.float64)
-    found = saved_bytes(layer, torch.randn(257, WIDTH, dtype=torch.float64), *tables, layout_of([rows]))
-    return LAYERS * found / rows == bytes_per_token(config, recompute, torch.float64, peers.count)
+    x = torch.randn(257, WIDTH, generator=torch.Generator().manual_seed(peers.rank), dtype=torch.float64)
+    found = torch.tensor(saved_bytes(layer, x, *tables, layout_of([rows])))
+    dist.all_reduce(found, group=peers.group)
+    expected = peers.count * rows * bytes_per_token(config, recompute, torch.float64, peers.count)
+    return int(found) == expected
 
 
 def work(ranks: Ranks) -> tuple[dict[str, Found], dict[str, bool]]:
@@ -223,7 +225,7 @@ def test_recompute_and_offload_change_no_bit_under_peers_and_bytes_are_counted(r
     assert [unchanged for _, unchanged in results] == [dict.fromkeys(names, True)] * 2 + [{}] * 2
 
 
-@pytest.mark.parametrize("config", [PARALLEL, SERIAL, TIED], ids=["parallel", "serial", "tied"])
+@pytest.mark.parametrize("config", [PARALLEL, SERIAL, TIED, EXPERTS], ids=["parallel", "serial", "tied", "experts"])
 def test_every_piece_has_the_numbers_of_the_whole_model(config: ModelConfig) -> None:
     whole = dict(Transformer(config, seed=5).named_parameters())
     seen = {name: torch.zeros_like(weight) for name, weight in whole.items()}
@@ -243,7 +245,7 @@ def test_every_piece_has_the_numbers_of_the_whole_model(config: ModelConfig) -> 
 
 
 @pytest.mark.parametrize(("stages", "parts"), [(2, 1), (4, 1), (2, 2)])
-@pytest.mark.parametrize("config", [PARALLEL, TIED], ids=["untied", "tied"])
+@pytest.mark.parametrize("config", [PARALLEL, TIED, EXPERTS], ids=["untied", "tied", "experts"])
 def test_stages_one_after_the_other_are_the_whole_model(config: ModelConfig, stages: int, parts: int) -> None:
     case = Case(config=config, count=1, padding=1)
     layers = layers_of(LAYERS, stages * parts)
@@ -284,6 +286,7 @@ def test_stretches_of_layers_follow_each_other_and_differ_by_one() -> None:
         ({}, 3, "heads is 4: must be a multiple of the tensor peers, 3"),
         ({"kv_heads": 2}, 4, "kv_heads is 2: must be a multiple of the tensor peers, 4"),
         ({"ffn_width": 30}, 4, "the MLP's width is 30: must be a multiple of the tensor peers, 4"),
+        ({"experts": 6, "ffn_width": 30}, 4, "experts is 6: must be a multiple of the tensor peers, 4"),
         ({"vocab_size": 3}, 4, "vocab_size is 3: must be at least the number of tensor peers, 4"),
     ],
 )

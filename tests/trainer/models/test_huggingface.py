@@ -38,7 +38,6 @@ from seqmesh.trainer.models.huggingface import huggingface_config, load_huggingf
 from seqmesh.trainer.models.llama import from_json, to_json
 from seqmesh.trainer.models.presets import PRESETS
 from seqmesh.trainer.models.transformer import Transformer, parts_of
-from seqmesh.trainer.part import Part
 from seqmesh.trainer.saving import resume
 from seqmesh.trainer.train import loader_settings
 from tests.kernels.reference import layout_of, positions_of, relative_error
@@ -158,8 +157,7 @@ def test_a_piece_of_a_model_reads_its_own(tmp_path: Path, config: ModelConfig) -
     save_huggingface(tmp_path, config, dict(whole.named_parameters()), file_bytes=20_000)
     for layers, rank in itertools.product([range(1), range(1, config.layers)], range(2)):
         piece = Transformer(config, seed=1, layers=[layers], peers=Peers(rank=rank, count=2))
-        held, boxes = dict(piece.named_parameters()), piece.boxes()
-        parts = {n: Part(local=held[n].detach(), shape=box.shape, offsets=box.offsets) for n, box in boxes.items()}
+        parts = parts_of(piece)
         load_huggingface(tmp_path, config, parts)
         for name, part in parts.items():
             assert torch.equal(part.local, whole.get_parameter(name)[part.place]), name

@@ -183,6 +183,12 @@ def test_first_weights_of_every_kind() -> None:
             assert float(weight.std()) == pytest.approx(expected, rel=0.04), name
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_shapes_are_those_of_all_parameters_in_their_order(name: str) -> None:
+    named = Transformer(VARIANTS[name], seed=0).named_parameters()
+    assert list(parameter_shapes(VARIANTS[name]).items()) == [(key, weight.shape) for key, weight in named]
+
+
 def test_a_parallel_block_has_one_bias_and_a_serial_one_two() -> None:
     def names(block: Any) -> list[str]:
         shapes = parameter_shapes(replace(CONFIG, layers=1, block=block, biases="all"))
