@@ -143,6 +143,7 @@ FULL = Size(
 
 
 GRIDS = {  # processes, and how they share a replica
+    "1 replica x 2 stages": (2, ParallelConfig(stages=2)),
     "2 replicas x 2 stages": (4, ParallelConfig(stages=2)),
     "2 replicas x 2 peers": (4, ParallelConfig(tensor=2)),
     "2 replicas x 2 peers x 2 stages": (8, ParallelConfig(tensor=2, stages=2)),
