@@ -10,6 +10,7 @@ from functools import partial
 from graphlib import TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 from unittest.mock import patch
 
 import pytest
@@ -28,7 +29,11 @@ from tests.support import long_tail, make_set
 STEPS = 6
 LOADER = {"tokens_per_step": 128, "capacity": 32, "max_document": 60, "overlong": "split", "seed": 5}
 MODEL = {"vocab_size": VOCAB, "width": 16, "layers": 4, "heads": 4, "kv_heads": 2}
-MESHES = (["parallel={tensor: 2}", "steps=2"], ["steps=4"], ["parallel={stages: 2, parts: 2}", f"steps={STEPS}"])
+MESHES = (
+    ["parallel={tensor: 2}", "sharding=parameters", "steps=2"],
+    ["loader.mode=waves", "steps=4"],
+    ["parallel={stages: 2, parts: 2}", "sharding=optimizer", f"steps={STEPS}"],
+)
 Documents = set[tuple[int, int, int]]  # row of the set, offset there, length
 
 
@@ -60,7 +65,8 @@ def run_starts(starts: Sequence[tuple[Path, list[str]]], ports: Sequence[int]) -
     every = []
     for number, ((job, overrides), port) in enumerate(zip(starts, ports, strict=True)):
         os.environ["MASTER_PORT"] = str(port)
-        ran, mode = Ran(), "inline" if number else "process"
+        ran = Ran()
+        mode: Literal["process", "inline"] = "inline" if number else "process"
         with (
             patch.object(train, "run", ran.run),
             patch.object(loop, "batch_digest", ran.note),
