@@ -122,27 +122,26 @@ class Size:
         return {"vocab_size": VOCABULARY, "width": self.width, "layers": self.layers, **heads}
 
 
-def cases(
-    lengths: tuple[str, ...], meshes: tuple[tuple[int, int], ...], *, tokens: int, steps: int
-) -> tuple[Case, ...]:
-    """meshes: replicas, stages."""
-    return tuple(
-        Case(lengths=name, replicas=replicas, stages=stages, capacity=2 * K, tokens=tokens, steps=steps)
-        for replicas, stages in meshes
-        for name in lengths
-    )
+def cases(mesh: tuple[int, int], lengths: tuple[str, ...], *, capacity: int, packs: int) -> tuple[Case, ...]:
+    """mesh: replicas, stages. packs: micro-batches of a replica in a step, were they full."""
+    (replicas, stages), shared = mesh, {"capacity": capacity, "tokens": packs * capacity, "steps": 1}
+    return tuple(Case(lengths=name, replicas=replicas, stages=stages, **shared) for name in lengths)
 
 
-QUICK = Size(width=64, layers=4, cases=cases(("python_env",), ((1, 2),), tokens=8 * K, steps=1), repeats=1)
+# Narrow, so that attention over a few thousand tokens is most of the work, as it is over many more in a wide one.
+QUICK = Size(width=64, layers=4, cases=cases((1, 2), ("python_env",), capacity=2 * K, packs=4), repeats=1)
 FULL = Size(
-    width=128,
+    width=64,
     layers=4,
-    cases=cases(("python_env", "wlbllm", "prolong"), ((1, 2), (2, 2), (1, 4)), tokens=16 * K, steps=2),
+    cases=(
+        *cases((1, 2), ("python_env", "wlbllm", "prolong"), capacity=4 * K, packs=8),
+        *cases((2, 2), ("python_env", "wlbllm", "prolong"), capacity=4 * K, packs=8),
+        *cases((1, 4), ("python_env",), capacity=4 * K, packs=8),
+    ),
     repeats=2,
 )
-
-
 GRIDS = {  # processes, and how they share a replica
+    "1 replica x 2 stages": (2, ParallelConfig(stages=2)),
     "2 replicas x 2 stages": (4, ParallelConfig(stages=2)),
     "2 replicas x 2 peers": (4, ParallelConfig(tensor=2)),
     "2 replicas x 2 peers x 2 stages": (8, ParallelConfig(tensor=2, stages=2)),

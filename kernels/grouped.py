@@ -1,7 +1,8 @@
 """Linear layers of many groups at once: each row is multiplied by the matrix of its group, as in a mixture of experts.
 
 On a GPU in bfloat16 torch's grouped matmul does it in one kernel, whatever the sizes of groups; anywhere else, in any
-dtype, one matmul for each group that has rows. Both compute the same; no group is padded or cut.
+dtype, one matmul for each group that has rows. Both compute the same; no group is padded or cut. The kernel was not yet
+run on a GPU; torch's stand-in for it on the CPU was.
 
 Shapes: N rows, sorted by group; G groups, any of which may be empty; I and O width of input and output.
 """

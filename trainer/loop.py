@@ -13,7 +13,7 @@ from seqmesh.kernels.layout import Traffic
 from seqmesh.loader.batch import batch_digest, step_digest
 from seqmesh.trainer.job import Job
 from seqmesh.trainer.logs import Sink, open_sinks
-from seqmesh.trainer.models.balance import move_biases_, take_loads
+from seqmesh.trainer.models.balance import fullest, move_biases_, take_loads
 from seqmesh.trainer.monitor import JsonLines, Pace, StepClock, StepRecord, make_record, step_line
 from seqmesh.trainer.offload import Moved
 from seqmesh.trainer.passes import Batch
@@ -162,6 +162,7 @@ class Loop:
                 layer_pairs=result.layer_pairs,
             ),
             peak=job.peak.flops * job.grid.world.count,
+            expert_load=fullest(result.loads, job.config.model),
             memory=peak_memory(job.grid.world.device),
         )
 

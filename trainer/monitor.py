@@ -26,7 +26,8 @@ class StepRecord:
     tokens_per_second: real ones. rows_per_second: with padding, of which `padding` is the share of what was computed.
     fill: tokens over the capacity of all micro-batches. mfu: model FLOPs over what all ranks could have done, see
     `flops`. memory: the first rank's most bytes so far. rings: documents spread over ranks. ring_bytes: what this rank
-    sent for them. offload_bytes: what it moved to the host, and back. seconds: of this rank, by phase (the checkpoint
+    sent for them. offload_bytes: what it moved to the host, and back. expert_load: rows of the fullest expert over the
+    mean of its layer, 1 without experts. seconds: of this rank, by phase (the checkpoint
     before the step is `save`). total: the whole step, with what no phase claims.
     """
 
@@ -49,6 +50,7 @@ class StepRecord:
     imbalance: float
     seconds: dict[str, float]
     total: float
+    expert_load: float = 1.0
 
     @property
     def wait_share(self) -> float:
@@ -142,6 +144,7 @@ def make_record(
     flops: float = 0.0,
     peak: float = math.inf,
     memory: int = 0,
+    expert_load: float = 1.0,
 ) -> StepRecord:
     """Put together a step that has just been done. flops: of the step on all ranks; peak: of all ranks, in a second."""
     total = clock.total
@@ -165,17 +168,20 @@ def make_record(
         imbalance=imbalance,
         seconds=clock.seconds,
         total=total,
+        expert_load=expert_load,
     )
 
 
 def step_line(record: StepRecord, steps: int, left: float) -> str:
     """The line for people. left: estimated seconds to the end."""
     skipped = "" if record.updated else "  update skipped"
+    experts = f"fullest expert {record.expert_load:4.2f}  " if record.expert_load > 1 else ""
     return (
         f"step {record.step:>{len(str(steps))}}/{steps}  loss {record.loss:6.3f}  norm {record.grad_norm:7.3f}  "
         f"{record.tokens_per_second:8,.0f} tokens/s  MFU {record.mfu:5.1%}  memory {record.memory / 2**30:.2f} GiB  "
         f"fill {record.fill:6.1%}  padding {record.padding:5.1%}  rings {record.rings:2d}  "
-        f"imbalance {record.imbalance:5.3f}  data wait {record.wait_share:5.1%}  ETA {clock_time(left)}{skipped}"
+        f"imbalance {record.imbalance:5.3f}  {experts}data wait {record.wait_share:5.1%}  "
+        f"ETA {clock_time(left)}{skipped}"
     )
 
 

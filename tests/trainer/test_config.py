@@ -191,11 +191,15 @@ def test_dimensions_that_do_not_fit_the_model_or_the_plans_are_refused_with_thei
     config = load_config(job, [*model, "parallel={tensor: 2, stages: 3}"])
     settings = loader_settings(config, 4)
     assert (settings.mesh.ranks, settings.mesh.stages) == (4, 3)
+    assert (
+        load_config(job, [*model, "parallel={tensor: 2}", "model.ffn_width=31", "model.experts=4"]).model.experts == 4
+    )
     assert settings.order() == config.loader.order()  # global batches know nothing of it
     for override, message in (
         ("parallel={stages: 2, parts: 2}", r"stages · parallel.parts is 2 · 2: at most as many as model.layers, 3"),
         ("loader.mode=waves", "parallel.stages is 3: needs loader.mode 'free', 'waves' is chosen"),
         ("model.ffn_width=31", "the MLP's width is 31: must be a multiple of the tensor peers, 2"),
+        ("model.experts=5", "experts is 5: must be a multiple of the tensor peers, 2"),
     ):
         with pytest.raises(ValueError, match=message):
             load_config(job, [*model, "parallel={tensor: 2, stages: 3}", override])

@@ -28,7 +28,11 @@ from tests.support import long_tail, make_set
 STEPS = 6
 LOADER = {"tokens_per_step": 128, "capacity": 32, "max_document": 60, "overlong": "split", "seed": 5}
 MODEL = {"vocab_size": VOCAB, "width": 16, "layers": 4, "heads": 4, "kv_heads": 2}
-MESHES = (["parallel={tensor: 2}", "steps=2"], ["steps=4"], ["parallel={stages: 2, parts: 2}", f"steps={STEPS}"])
+MESHES = (
+    ["parallel={tensor: 2}", "sharding=parameters", "steps=2"],
+    ["loader.mode=waves", "steps=4"],
+    ["parallel={stages: 2, parts: 2}", "sharding=optimizer", f"steps={STEPS}"],
+)
 Documents = set[tuple[int, int, int]]  # row of the set, offset there, length
 
 

@@ -57,7 +57,6 @@ class Mesh:
 
 
 RUN = (
-    Mesh(2, 1, 1, "replicated"),
     Mesh(1, 1, 1, "parameters"),
     Mesh(1, 2, 1, "optimizer"),
     Mesh(2, 2, 1, "parameters"),

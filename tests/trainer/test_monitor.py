@@ -1,5 +1,6 @@
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 from seqmesh.trainer.monitor import JsonLines, Pace, StepClock, clock_time, make_record, read_steps, step_line
 from seqmesh.trainer.step import StepResult
@@ -18,6 +19,19 @@ def test_phases_add_up_inside_the_step() -> None:
     assert sum(clock.seconds.values()) <= clock.total
     clock.restart()
     assert clock.seconds == {}
+
+
+def test_a_phase_inside_another_interrupts_it() -> None:
+    """As the wait for data does, where batches are taken when they are needed."""
+    with patch("time.perf_counter", side_effect=[0.0, 1.0, 3.0, 7.0, 15.0, 31.0]):
+        clock = StepClock()
+        with clock.phase("compute"):
+            with clock.phase("data"):
+                assert clock.doing == "data"
+            assert clock.doing == "compute"
+        assert clock.doing == ""
+        assert clock.seconds == {"compute": 2.0 + 8.0, "data": 4.0}
+        assert clock.total == 31.0
 
 
 def test_a_step_reads_back_and_the_last_of_two_counts(tmp_path: Path) -> None:

@@ -92,19 +92,6 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def test_a_checkpoint_of_one_mode_and_sharding_goes_on_in_another_with_rings_on(tmp_path: Path, data: Path) -> None:
-    loader = {"data": str(data), "tokens_per_step": 128, "capacity": 30, "max_document": 60, "seed": 5}
-    both = write_job(make_folder(tmp_path / "both"), data, loader=loader, steps=8, dtype="float64")
-    finish(both, "loader.mode=waves", "steps=4", "optim.final=1.0")
-    assert "resumed from" in finish(both, "loader.mode=free", "sharding=optimizer", "optim.final=1.0")
-    whole = write_job(make_folder(tmp_path / "whole"), data, loader=loader, steps=8, dtype="float64")
-    finish(whole, "loader.mode=free", "sharding=parameters", "optim.final=1.0")
-    assert sum(record["rings"] for record in logged(whole).values()) > 3
-    for step, record in logged(whole).items():
-        assert record["loss"] == pytest.approx(logged(both)[step]["loss"], rel=1e-9)
-        assert (record["ring_bytes"] > 0) == (record["rings"] > 0)
-
-
 def test_the_data_may_end_before_the_steps_do(tmp_path: Path, data: Path) -> None:
     loader = {"data": str(data), "tokens_per_step": 1024, "capacity": 512, "epochs": 1}
     job = write_job(tmp_path, data, loader=loader, ranks=1)

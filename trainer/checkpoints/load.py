@@ -1,4 +1,4 @@
-"""Loading: the newest checkpoint that verifies, into any number of ranks and any spread of tensors over them.
+"""Loading: the newest checkpoint that verifies, into any grid of processes and any spread of tensors over them.
 
 Ranks share the work: each verifies some of the files, and none reads a tensor before all have agreed that the
 checkpoint is whole. Each reads what it holds of a tensor; what all replicas have is read by one and sent to the others.
@@ -64,8 +64,8 @@ def verify_together(path: Path, ranks: Ranks) -> None:
 
 
 def load(path: Path, tensors: Saved, grid: Grid) -> Loaded:
-    """Fill `tensors` in place from a verified checkpoint. Every rank calls it, each with what it has of the same
-    tensors. Raises CheckpointError where they are not those of the checkpoint."""
+    """Fill `tensors` in place from a verified checkpoint. Every rank calls it, each with what it has: all together have
+    the checkpoint's tensors. Raises CheckpointError, on every rank, where they are others."""
     index = read_index(path)
     _check_fit(path, index, tensors, grid.world)
     data = grid.data

@@ -46,6 +46,14 @@ def move_biases_(model: Transformer, loads: Sequence[float]) -> None:
         experts.balance -= model.config.balance_rate * above.to(experts.balance)
 
 
+def fullest(loads: Sequence[float], config: ModelConfig) -> float:
+    """Rows of the fullest expert over the mean of its layer, in the layer where that is most; 1 without experts."""
+    layers = torch.tensor(loads, dtype=torch.float64).view(config.layers, -1)
+    if not layers.any():
+        return 1.0
+    return float((layers.amax(dim=1) / layers.mean(dim=1)).max())
+
+
 def _layers(model: Transformer) -> Iterator[tuple[int, Experts]]:
     """Experts of this process, by the number of their layer in the whole model: it is in their names, blocks.5.mlp."""
     for name, module in model.named_modules():

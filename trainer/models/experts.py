@@ -35,7 +35,7 @@ class Experts(nn.Module):
     to sum to 1. Logits [T, E], as `columns` make them of rows, and rows [T, W] -> [T, W], this peer's part of it; rows
     after the layout's last segment give zeros.
 
-    balance [E]: what is added to probabilities for the choice, moved by `balance` between steps. counts [E]: rows that
+    balance [E]: what is added to probabilities for the choice; `models.balance` moves it. counts [E]: rows that
     chose each expert of all peers, since they were taken.
     """
 

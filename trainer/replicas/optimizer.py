@@ -1,5 +1,4 @@
-"""Every replica has all parameters, and updates a part of them: the optimizer's state is spread (ZeRO-1; ByteScale's
-way).
+"""Every replica has all parameters, and updates a part of them: the optimizer's state is spread (ZeRO-1, ByteScale).
 
 As with replicated parameters, nothing crosses between replicas, rings apart, until the step's end: there every one gets
 the sum of its shard's gradient, updates it, and sends it to all. That is as many bytes as one reduction of everything,

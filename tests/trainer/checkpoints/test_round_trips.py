@@ -1,10 +1,14 @@
 """What was saved by any number of ranks in any spread is loaded by any other, bit for bit."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+import torch
 from safetensors.torch import load_file
 
 from seqmesh.trainer.checkpoints.load import load, newest_checkpoint
+from seqmesh.trainer.checkpoints.manifest import CheckpointError
 from seqmesh.trainer.checkpoints.read import read_model
 from seqmesh.trainer.grid import one_each
 from seqmesh.trainer.parallel import Ranks
@@ -30,6 +34,9 @@ def load_then_save(ranks: Ranks, folder: Path) -> list[tuple[str, int, int]]:
             assert same(tensors, expected), (run.name, how, ranks.rank)
             assert found.state["loader"] == STATE["loader"]
             counts.append((how, found.bytes_read, own_bytes(tensors)))
+        misfit = tensors | {"model/wide": replace(tensors["model/wide"], shape=torch.Size([9, 5, 4]))}
+        with pytest.raises(CheckpointError, match=r"fit this model: model/wide is .* \[3, 5, 4\] there and .* here"):
+            load(path, misfit if ranks.is_first else tensors, one_each(ranks))  # on every rank alike
     for number, how in enumerate(SPREADS):
         step = 10 * ranks.count + number + 1
         tensors = spread(whole_tensors(step), how, ranks)
@@ -46,7 +53,7 @@ def own_bytes(tensors: Saved) -> int:
 def test_every_spread_on_every_number_of_ranks(tmp_path: Path) -> None:
     load_then_save(ALONE, tmp_path)
     total = sum(value.nbytes for value in whole_tensors(0).values())
-    for count in (2, 3, 4, 2):
+    for count in (3, 2):
         for results in zip(*run_ranks(load_then_save, count, tmp_path), strict=True):
             (how, *_), read, own = zip(*results, strict=True)
             if how == "plain":
@@ -55,7 +62,7 @@ def test_every_spread_on_every_number_of_ranks(tmp_path: Path) -> None:
             elif how != "columns":  # of which whole rows are read
                 assert sum(read) == total
                 assert all(0 <= there - here <= SCALARS for there, here in zip(read, own, strict=True))
-    assert len(load_then_save(ALONE, tmp_path)) == 4 * len(SPREADS) ** 2
+    assert len(load_then_save(ALONE, tmp_path)) == 3 * len(SPREADS) ** 2
     for run in tmp_path.iterdir():
         (path,) = run.iterdir()
         expected = whole_tensors(int(path.name[-8:]))

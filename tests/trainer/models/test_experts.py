@@ -15,7 +15,7 @@ from torch.nn import functional
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.loss import UNSUPERVISED
 from seqmesh.kernels.tensor_parallel import Peers
-from seqmesh.trainer.models.balance import loads_size, move_biases_, take_loads
+from seqmesh.trainer.models.balance import fullest, loads_size, move_biases_, take_loads
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.experts import Experts
 from seqmesh.trainer.models.transformer import Transformer
@@ -155,6 +155,7 @@ def test_biases_even_the_loads_out_and_leave_the_shares_alone() -> None:
         loads = take_loads(model)
         spreads.append(loads.max() / loads.mean())
         move_biases_(model, loads.tolist())
+        assert fullest(loads.tolist(), model.config) == max(each.max() / each.mean() for each in loads.view(2, 4))
     assert spreads[0] > 1.25
     assert max(spreads[-5:]) < 1.1
     before = experts.balance.clone()

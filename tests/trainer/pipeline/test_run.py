@@ -12,14 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]  # torch forgets to export it
 
 from seqmesh.trainer.grid import Grid, ParallelConfig, make_grid
 from seqmesh.trainer.offload import Pass
-from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.parallel import Ranks, open_store
 from seqmesh.trainer.passes import Flight
-from seqmesh.trainer.pipeline.order import Place, operations
+from seqmesh.trainer.pipeline.order import Operation, Place, operations
 from seqmesh.trainer.pipeline.run import Pipeline
-from tests.ranks import run_ranks
+from tests.ranks import SECONDS, run_ranks
 
 Thing = TypeVar("Thing")
 Matrix = npt.NDArray[np.float64]
@@ -86,6 +87,7 @@ class Layers:
 
 
 def run_cases(ranks: Ranks, cases: Sequence[Case]) -> list[list[Matrix]]:
+    send_ahead(ranks)
     gc.disable()  # a cycle would hide what is held
     return [run_case(ranks, case) for case in cases]
 
@@ -105,6 +107,32 @@ def run_case(ranks: Ranks, case: Case) -> list[Matrix]:
     steps = [-1 if operation.backward else 1 for operation in operations([*map(bool, counts)], place)]
     assert layers.most == max(accumulate(steps), default=0) <= place.ahead + 1
     return [of_all_replicas(weight, grid) for weight in layers.weights]
+
+
+class Announced(Pipeline):
+    """Says what it has done; may be told to begin with something only when the other stage has done something."""
+
+    def __init__(self, layers: Any, store: Store, waits: dict[str, str]) -> None:
+        super().__init__(layers)
+        self.store, self.waits, self.own = store, waits, f"{layers.grid.data.rank} {layers.grid.stages.rank}"
+        self.other = f"{layers.grid.data.rank} {1 - layers.grid.stages.rank}"
+
+    def do(self, operation: Operation, batch: Any) -> None:
+        name = f"{'B' if operation.backward else 'F'}{operation.batch}"
+        if name in self.waits:
+            self.store.wait([f"{self.other} {self.waits[name]}"])
+        super().do(operation, batch)
+        self.store.set(f"{self.own} {name}", "done")
+
+
+def send_ahead(ranks: Ranks) -> None:
+    """Both forwards of the warm-up are sent before the first is computed with, though the second is not yet received;
+    and both gradients before the first is."""
+    grid = make_grid(ranks, ParallelConfig(stages=2))
+    layers: Any = Layers(grid, Place(stage=grid.stages.rank, stages=2))
+    pipeline = Announced(layers, open_store(ranks, "ahead", SECONDS), ({"B0": "B1"}, {"F0": "F1"})[grid.stages.rank])
+    batches: list[Any] = [SimpleNamespace(tokens=20_000 + number) for number in range(4)]  # more than sockets hold
+    pipeline.run(batches)
 
 
 def of_all_replicas(weight: Tensor, grid: Grid) -> Matrix:
