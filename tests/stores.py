@@ -14,15 +14,16 @@ Calls = Counter[str]  # "set report": how often
 
 
 class Counting(Store):
-    """Passes everything on. calls: by kind and key, without the keys' prefixes."""
+    """Passes everything on. calls: by kind and key, after the prefix. torch's own code can call all of it but
+    `delete_key`."""
 
-    def __init__(self, inner: Store, calls: Calls | None = None) -> None:
+    def __init__(self, inner: Store, calls: Calls | None = None, prefix: str = "") -> None:
         super().__init__()
-        self._inner = inner
+        self._inner, self._prefix = inner, prefix
         self.calls: Calls = Counter() if calls is None else calls
 
     def _count(self, kind: str, key: str) -> None:
-        self.calls[f"{kind} {key}"] += 1
+        self.calls[f"{kind} {self._prefix}{key}"] += 1
 
     def set(self, key: str, value: Any) -> None:
         self._count("set", key)
@@ -64,11 +65,25 @@ _kept: list[Counting] = []  # torch would call what Python has let go of
 
 
 def count_calls() -> None:
-    """Count in `CALLS` what this process asks of the stores that it connects to from here on."""
+    """Count in `CALLS` what this process asks of the stores that it connects to from here on: torch for its groups, and
+    the trainer."""
 
     def connect(*arguments: Any, **options: Any) -> Counting:
         _kept.append(Counting(dist.TCPStore(*arguments, **options), CALLS))  # type: ignore[attr-defined]  # not exported
         return _kept[-1]
 
-    for module in (sys.modules["torch.distributed.rendezvous"], parallel):  # the name is that of a function, too
-        module.TCPStore = connect  # type: ignore[attr-defined]  # they only call it
+    def prefixed(prefix: str, store: Store) -> Counting:
+        return Counting(dist.PrefixStore(prefix, store), CALLS, f"{prefix}/")  # type: ignore[attr-defined]  # not exported
+
+    sys.modules["torch.distributed.rendezvous"].TCPStore = connect  # type: ignore[attr-defined]  # the module of a function
+    parallel.PrefixStore = prefixed  # type: ignore[assignment, misc]  # it only calls it
+
+
+def asked() -> Calls:
+    """`CALLS` by kind, but for signs of life, of which there are the more the longer it takes."""
+    kinds: Calls = Counter()
+    for call, count in CALLS.items():
+        kind, key = call.split(" ", 1)
+        if "/beats/" not in key:
+            kinds[kind] += count
+    return kinds

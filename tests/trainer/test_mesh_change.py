@@ -4,6 +4,7 @@ The whole trainer on four processes: the loop, one loader process, checkpoints.
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +24,7 @@ from seqmesh.trainer.passes import Batch
 from tests.jobs import VOCAB, logged, write_job
 from tests.ranks import new_store, run_ranks
 from tests.recording import Collective, Trace, switch_on, traced
+from tests.stores import CALLS, Calls, asked, count_calls
 from tests.support import long_tail, make_set
 
 STEPS = 6
@@ -38,10 +40,11 @@ Documents = set[tuple[int, int, int]]  # row of the set, offset there, length
 
 @dataclass
 class Ran:
-    """Of one process and one start of a job. documents: of which it had a piece, in each step; batches: the digests of
-    what it was served."""
+    """Of one process and one start of a job. calls: of the store, before the first step. documents: of which it had a
+    piece, in each step; batches: the digests of what it was served."""
 
     trace: Trace = field(default_factory=Trace)
+    calls: Calls = field(default_factory=Counter)
     documents: dict[int, Documents] = field(default_factory=dict)
     batches: list[str] = field(default_factory=list)
 
@@ -54,8 +57,14 @@ class Ran:
 
     def run(self, job: Job) -> None:
         """In place of the trainer's `run`."""
+        self.calls = asked()
         with traced() as self.trace:
             loop.run(job)
+
+
+def watch() -> None:
+    switch_on()
+    count_calls()
 
 
 def run_starts(starts: Sequence[tuple[Path, list[str]]], ports: Sequence[int]) -> list[Ran]:
@@ -64,6 +73,7 @@ def run_starts(starts: Sequence[tuple[Path, list[str]]], ports: Sequence[int]) -
     every = []
     for number, ((job, overrides), port) in enumerate(zip(starts, ports, strict=True)):
         os.environ["MASTER_PORT"] = str(port)
+        CALLS.clear()
         ran = Ran()
         with (
             patch.object(train, "run", ran.run),
@@ -91,7 +101,7 @@ def starts(jobs: tuple[Path, Path]) -> list[list[Ran]]:
     changed, whole = jobs
     every = [*((changed, mesh) for mesh in MESHES), (whole, [])]
     stores = [new_store() for _ in every]
-    ran = run_ranks(run_starts, 4, every, [store.port for store in stores], before=switch_on, join=False)
+    ran = run_ranks(run_starts, 4, every, [store.port for store in stores], before=watch, join=False)
     return [list(processes) for processes in zip(*ran, strict=True)]
 
 
@@ -137,6 +147,12 @@ def test_members_of_every_group_exchange_the_same_in_the_same_order_and_no_two_c
             assert orders == [orders[0]] * len(members)
             assert orders[0] or name in ("stages", "returns")  # where there are messages alone
         check_no_circle([trace.collectives for trace in traces])
+
+
+def test_nothing_but_the_groups_asks_the_store_before_the_first_step(starts: list[list[Ran]]) -> None:
+    """Not the loader's process, nor a checkpoint that is resumed from."""
+    for ran in (ran for processes in starts for ran in processes):
+        assert ran.calls == dict.fromkeys(("set", "multi_get"), len(ran.trace.groups))
 
 
 def of_group(trace: Trace, group: tuple[str, ...]) -> list[Collective]:

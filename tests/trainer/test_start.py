@@ -3,7 +3,6 @@
 See tests/field/test_trainer_groups.py for eight processes, and for thousands.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -14,7 +13,7 @@ from seqmesh.trainer.checkpoints.board import Board
 from seqmesh.trainer.grid import Grid, ParallelConfig, make_grid
 from seqmesh.trainer.parallel import Ranks, open_store
 from tests.ranks import run_ranks
-from tests.stores import CALLS, count_calls
+from tests.stores import Calls, asked, count_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,22 +21,17 @@ class Started:
     """calls: of the store by kind, but those of signs of life. groups: made by this process after the first. sums: of
     the numbers of all members of each line, exchanged over it."""
 
-    calls: Counter[str]
+    calls: Calls
     groups: int
     sums: list[float]
 
 
 def start(world: Ranks, config: ParallelConfig) -> Started:
-    """All that touches the store before the first step: the groups, and the board of checkpoints."""
+    """The groups, and the board of checkpoints."""
     grid = make_grid(world, config)
     Board(open_store(world, "checkpoints/x", 60.0), world, 60.0).post(1, "done")
     sums = [sum_over(line, world.rank) for line in lines_of(grid)]
-    calls = Counter[str]()
-    for call, count in CALLS.items():
-        kind, key = call.split(" ", 1)
-        if "/beats/" not in key:
-            calls[kind] += count
-    return Started(calls=calls, groups=len(dist.distributed_c10d._world.pg_map) - 1, sums=sums)
+    return Started(calls=asked(), groups=len(dist.distributed_c10d._world.pg_map) - 1, sums=sums)
 
 
 def lines_of(grid: Grid) -> tuple[Ranks, ...]:
