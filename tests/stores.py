@@ -76,7 +76,7 @@ def count_calls() -> None:
         return Counting(dist.PrefixStore(prefix, store), CALLS, f"{prefix}/")  # type: ignore[attr-defined]  # not exported
 
     sys.modules["torch.distributed.rendezvous"].TCPStore = connect  # type: ignore[attr-defined]  # the module of a function
-    parallel.PrefixStore = prefixed  # type: ignore[assignment, misc]  # it only calls it
+    parallel.PrefixStore = prefixed  # type: ignore[assignment, attr-defined]  # it only calls it
 
 
 def asked() -> Calls:

@@ -182,6 +182,7 @@ def test_a_state_outside_the_data_is_refused() -> None:
         ({"seed": -1}, "seed is -1"),
         ({"max_document": 30}, "max_document is 30: must not be over tokens_per_step, 20"),
         ({"mode": "fast"}, "mode is 'fast': must be one of free, waves"),
+        ({"mode": "waves", "stages": 2}, "stages is 2: needs mode 'free', 'waves' is chosen"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(changes: dict[str, Any], message: str) -> None:
