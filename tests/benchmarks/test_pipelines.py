@@ -104,7 +104,7 @@ def test_all_train_alike_and_every_operation_is_timed(tmp_path: Path) -> None:
         stages=2,
         steps=STEPS,
         candidates=CANDIDATES,
-        repeats=2,
+        repeats=1,
     )
     first, *others = run_ranks(measured, 4, job)
     for name, found in first.found.items():
