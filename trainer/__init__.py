@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from seqmesh.trainer.config import load_config as load_config
     from seqmesh.trainer.models.config import ModelConfig as ModelConfig
     from seqmesh.trainer.models.transformer import Transformer as Transformer
+    from seqmesh.trainer.passes import layout_of as layout_of
 
 _HOMES = {
     "ModelConfig": "models.config",
     "TrainConfig": "config",
     "Transformer": "models.transformer",
+    "layout_of": "passes",
     "load_config": "config",
 }
 __all__ = sorted(_HOMES)

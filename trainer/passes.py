@@ -92,9 +92,9 @@ class Passes:
         return self.work.layer_pairs(lengths, sizes, indices)
 
 
-def layout_of(batch: Batch, traffic: Traffic, process: Callable[[int], int]) -> Layout:
+def layout_of(batch: Batch, traffic: Traffic, process: Callable[[int], int] = int) -> Layout:
     """The kernels' view of a batch: its segments, and which of them are pieces of rings. process: of each rank's, the
-    one that this process shares rings with."""
+    one that this process shares rings with; its own number, where a rank is one process."""
     sizes, members = batch.ring_sizes.tolist(), batch.ring_ranks.tolist()
     lengths, indices = batch.document_lengths.tolist(), batch.ring_indices.tolist()
     ends = itertools.accumulate(sizes)
