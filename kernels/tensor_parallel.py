@@ -52,7 +52,7 @@ def gather_linear(x: Tensor, matrices: Sequence[Matrix], peers: Peers, *, rows: 
     [P, W] themselves.
 
     One gather forward; backward one reduce-scatter of x's gradient, summed over peers and over all results. The
-    gathered rows are kept for it, and not sent again.
+    gathered rows are kept for it, and not sent again. Raises ValueError where R is no multiple of the chunks.
     """
     weights, biases = [weight for weight, _ in matrices], [bias for _, bias in matrices]
     return list(_GatherLinear.apply(x, peers, rows, len(weights), *weights, *biases))  # type: ignore[no-untyped-call]
@@ -177,8 +177,11 @@ def _nothing() -> None:
 
 
 def _chunks(own: Tensor, peers: Peers) -> list[tuple[slice, slice]]:
-    """Of each chunk the rows among this peer's own [R, W], and those among all packed rows."""
-    size = len(own) // peers.chunks
+    """Of each chunk the rows among this peer's own [R, W], and those among all packed rows. Raises ValueError where
+    they do not come out even: some would be left as they were."""
+    size, left = divmod(len(own), peers.chunks)
+    if left:
+        raise ValueError(f"{len(own)} rows of a peer: must be a multiple of the chunks, {peers.chunks}")
     return [
         (slice(size * i, size * (i + 1)), slice(size * i * peers.count, size * (i + 1) * peers.count))
         for i in range(peers.chunks)

@@ -132,3 +132,12 @@ def test_a_chunk_travels_while_another_is_computed_with(results: list[Any]) -> N
 )
 def test_rows_of_a_peer_are_padded_to_whole_chunks(packed: int, count: int, chunks: int, rows: int) -> None:
     assert Peers(count=count, chunks=chunks).rows(packed) == rows
+
+
+def test_rows_that_are_no_whole_chunks_are_refused() -> None:
+    x, weight = torch.zeros(4, 2), torch.zeros(2, 2)
+    peers = Peers(count=2, chunks=3)
+    with pytest.raises(ValueError, match="4 rows of a peer: must be a multiple of the chunks, 3"):
+        gather_linear(x, [(weight, None)], peers)
+    with pytest.raises(ValueError, match="4 rows of a peer: must be a multiple of the chunks, 3"):
+        sum_linear([torch.zeros(8, 2)], [weight], peers)

@@ -28,6 +28,7 @@ from tests.kernels.reference import layout_of, positions_of, relative_error
 from tests.ranks import run_ranks
 
 RANKS, LAYERS, WIDTH = 4, 4, 16
+ROWS = 267  # of a peer, whole chunks of three, unlike any other dimension
 PARALLEL = ModelConfig(vocab_size=37, width=WIDTH, layers=LAYERS, heads=4, kv_heads=4, ffn_width=24, init_std=0.2)
 SERIAL = replace(PARALLEL, block="serial", norm="layer", activation="gelu", biases="all", windows=(4, None))
 TIED = replace(PARALLEL, norm="layer", biases="all", tied_embeddings=True, windows=(None, 6), head_width=6)
@@ -157,11 +158,11 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def counted(config: ModelConfig, recompute: Recompute, peers: Peers) -> bool:
     """Whether a token's bytes are counted as a layer saves them, with so many rows that nothing is small; on all peers
     together, since experts may be chosen unevenly."""
-    config, rows = replace(config, layers=1, windows=(None,)), 257 * peers.count
+    config, rows = replace(config, layers=1, windows=(None,)), ROWS * peers.count
     layer = model_of(config, peers).blocks[0]
     set_recompute([layer], recompute)
     tables = rotary_tables(torch.arange(rows), config.head_dim, config.rope_base, torch.float64)
-    x = torch.randn(257, WIDTH, generator=torch.Generator().manual_seed(peers.rank), dtype=torch.float64)
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(peers.rank), dtype=torch.float64)
     found = torch.tensor(saved_bytes(layer, x, *tables, layout_of([rows])))
     dist.all_reduce(found, group=peers.group)
     expected = peers.count * rows * bytes_per_token(config, recompute, torch.float64, peers.count)
