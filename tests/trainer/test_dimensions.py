@@ -46,6 +46,7 @@ UNEVEN = {"capacity": 60, "tokens_per_step": 180, "cost": CostModel(quadratic=8)
 PLANS = {
     "rings of 2": rings(28),
     "rings of 2, padded": rings(28, pad_to=28),
+    "rings of 3": rings(20),
     "rings of 4": rings(15),
     "whole": rings(53),
     "uneven": Plans(lengths=[60, *[7] * 24, 3, 1, 2], settings=UNEVEN),
@@ -119,6 +120,10 @@ CASES = {
         Case(stages=2, parts=2, plans="uneven", sharding="parameters", model="biased, tied"),
         Case(stages=2, plans="no documents", sharding="optimizer", model="biased, tied", optim="lamb"),
         Case(stages=4, plans="whole"),
+    ],
+    6: [
+        Case(tensor=2, plans="rings of 3", sharding="optimizer", model="experts", optim="lamb"),
+        Case(stages=2, plans="rings of 3", sharding="parameters", model="biased, tied"),
     ],
     8: [
         Case(tensor=2, stages=2, plans="rings of 2", sharding="parameters", model="biased, tied", optim="lamb"),
