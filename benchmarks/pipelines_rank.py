@@ -30,6 +30,7 @@ from seqmesh.loader.shards import ShardSet
 from seqmesh.loader.stream import Draw
 from seqmesh.packer.cost import CostModel, attended_pairs
 from seqmesh.packer.fit import Sample, fit_cost
+from seqmesh.packer.makespan import first_of_batches
 from seqmesh.packer.plan import Mesh, StepPlan
 from seqmesh.trainer.grid import Grid, ParallelConfig, make_grid
 from seqmesh.trainer.job import held_model
@@ -157,7 +158,7 @@ def found_of(plans: Sequence[StepPlan], taken: Sequence[Measured], unit: float, 
         work=[each.work for each in taken],
         predicted=sum(plan.makespan for plan in plans) * unit,
         predicted_work=sum(int(plan.costs.sum()) for plan in plans) * unit,
-        micro_batches=sum(len(set(zip(p.rank.tolist(), p.wave.tolist(), strict=True))) for p in plans),
+        micro_batches=sum(len(first_of_batches(plan.rank, plan.wave)) for plan in plans),
         error=error,
     )
 

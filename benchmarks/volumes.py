@@ -139,8 +139,8 @@ def padded_rows(plan: StepPlan, parallel: ParallelConfig) -> list[int]:
     tokens = np.zeros((plan.ranks, int(plan.waves.max(initial=0))), np.int64)
     pieces = piece_tokens(plan.lengths[plan.document], plan.ring_size, plan.ring_index)
     np.add.at(tokens, (plan.rank, plan.wave), pieces)
-    multiple = parallel.tensor * parallel.chunks if parallel.tensor > 1 else 1
-    return [-(-int(each) // multiple) * multiple for each in tokens[tokens > 0]]
+    peers = Peers(count=parallel.tensor, chunks=parallel.chunks)
+    return [peers.rows(each) * peers.count for each in tokens[tokens > 0].tolist()]
 
 
 def elements(config: ModelConfig, parallel: ParallelConfig, stage: int, peer: int) -> tuple[int, int]:

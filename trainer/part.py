@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+Place = tuple[slice, ...]
+
+
+def place_of(offsets: Sequence[int], sizes: Sequence[int]) -> Place:
+    """Where a box lies: `whole[place]`."""
+    return tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +32,9 @@ class Part:
     spare: bool = False
 
     @property
-    def place(self) -> tuple[slice, ...]:
+    def place(self) -> Place:
         """`local.copy_(whole[place])`."""
-        return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.local.shape, strict=True))
+        return place_of(self.offsets, self.local.shape)
 
 
 def whole(tensor: Tensor, *, spare: bool = False) -> Part:

@@ -18,6 +18,7 @@ from seqmesh.trainer.models.blocks import ParallelBlock
 from seqmesh.trainer.models.config import ModelConfig
 from seqmesh.trainer.models.division import Box, box_of
 from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.part import place_of
 from tests.kernels.reference import layout_of, relative_error
 from tests.ranks import run_ranks
 
@@ -84,14 +85,14 @@ def boxes(state: State, peers: Peers) -> dict[str, Box]:
 
 def shard(state: State, peers: Peers) -> State:
     shapes = {name: each.shape for name, each in ParallelBlock(CONFIG, None, peers).named_parameters()}
-    return {name: state[name][box.place(shapes[name])].clone() for name, box in boxes(state, peers).items()}
+    return {name: state[name][place_of(box.offsets, shapes[name])].clone() for name, box in boxes(state, peers).items()}
 
 
 def joined(shards: list[State]) -> State:
     whole = {name: torch.empty_like(value) for name, value in new_state().items()}
     for rank, each in enumerate(shards):
         for name, box in boxes(whole, Peers(rank=rank, count=len(shards))).items():
-            whole[name][box.place(each[name].shape)] = each[name]
+            whole[name][place_of(box.offsets, each[name].shape)] = each[name]
     return whole
 
 
@@ -111,7 +112,7 @@ def run(x: Tensor, state: State, peers: Peers) -> list[tuple[Tensor, Tensor]]:
         box = boxes(state, peers)[name]
         if not box.divided and peers.count > 1:
             dist.all_reduce(gradient, group=peers.group)
-        pairs.append((gradient, wanted[name][box.place(gradient.shape)]))
+        pairs.append((gradient, wanted[name][place_of(box.offsets, gradient.shape)]))
     return pairs
 
 

@@ -18,6 +18,7 @@ from seqmesh.kernels.loss import UNSUPERVISED, cross_entropy_sum
 from seqmesh.loader.embedded import Loader
 from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import LoaderSettings
+from seqmesh.packer.plan import StepPlan
 from seqmesh.trainer.grid import Grid, ParallelConfig, make_grid
 from seqmesh.trainer.job import held_model
 from seqmesh.trainer.models.balance import loads_size, move_biases_, take_loads
@@ -128,6 +129,18 @@ def batches_of_step(batches: Iterator[Batch]) -> list[Batch]:
     while not taken[-1].last_in_step:
         taken.append(next(batches))
     return taken
+
+
+def plans_of(settings: LoaderSettings) -> list[StepPlan]:
+    """Of the first steps."""
+    feed, plans = Feed(settings), list[StepPlan]()
+    state = feed.start
+    for _ in range(STEPS):
+        step = feed.step(state)
+        assert step is not None
+        state = step.after
+        plans.append(step.plan)
+    return plans
 
 
 def gradient_of(replica: Replica, recorder: torch.optim.Optimizer, grid: Grid | None = None) -> Vector:

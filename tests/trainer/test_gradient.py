@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from seqmesh.loader.feed import Feed
 from seqmesh.loader.settings import LoaderSettings
 from seqmesh.packer.cost import CostModel
 from seqmesh.packer.pieces import rows_sent
@@ -24,11 +23,11 @@ from tests.ranks import run_ranks
 from tests.support import documents_of, settings_for
 from tests.trainer.steps import (
     CONFIG,
-    STEPS,
     Job,
     Reference,
     Spans,
     Taken,
+    plans_of,
     reference,
     relative_error,
     take_all,
@@ -98,19 +97,24 @@ def run_jobs(count: int, jobs: Sequence[Job]) -> list[list[Taken]]:
     return [list(each) for each in zip(*by_rank, strict=True)]
 
 
+def check_process(taken: Taken, expected: Reference, optim: OptimConfig) -> None:
+    """Its gradients, norms and weights are those of one process; and it made no group."""
+    for result, found, wanted in zip(taken.results, taken.gradients, expected.gradients, strict=True):
+        if not np.any(wanted):
+            assert not np.any(found)
+            assert not result.updated
+            continue
+        assert result.updated
+        assert relative_error(found, wanted) <= 1e-9
+        assert result.grad_norm == pytest.approx(float(np.linalg.norm(wanted)), rel=1e-12)
+        assert optim.clip is None or result.grad_norm > optim.clip
+    assert relative_error(taken.weights, expected.weights) <= 1e-9
+    assert taken.groups == 0
+
+
 def check_steps(taken: Sequence[Taken], expected: Reference, optim: OptimConfig) -> None:
     for rank in taken:
-        for result, found, wanted in zip(rank.results, rank.gradients, expected.gradients, strict=True):
-            if not np.any(wanted):
-                assert not np.any(found)
-                assert not result.updated
-                continue
-            assert result.updated
-            assert relative_error(found, wanted) <= 1e-9
-            assert result.grad_norm == pytest.approx(float(np.linalg.norm(wanted)), rel=1e-12)
-            assert optim.clip is None or result.grad_norm > optim.clip
-        assert relative_error(rank.weights, expected.weights) <= 1e-9
-        assert rank.groups == 0
+        check_process(rank, expected, optim)
     for same in zip(*(rank.gradients for rank in taken), strict=True):
         assert len({gradient.tobytes() for gradient in same}) == 1
     assert len({rank.own for rank in taken}) == 1
@@ -159,15 +163,10 @@ def check_spread(name: str, settings: LoaderSettings, taken: Sequence[Taken]) ->
 
 def rings_of(settings: LoaderSettings) -> tuple[int, list[int]]:
     """Rows that the rings of the first steps send, and the rings' sizes."""
-    feed = Feed(settings)
-    state, rows, rings = feed.start, 0, []
-    for _ in range(STEPS):
-        step = feed.step(state)
-        assert step is not None
-        state, sizes = step.after, np.diff(step.plan.ring_offsets)
-        rings += [size for size in sizes.tolist() if size > 1]
-        rows += int(rows_sent(step.plan.lengths, sizes).sum())
-    return rows, rings
+    plans = plans_of(settings)
+    sizes = [np.diff(plan.ring_offsets) for plan in plans]
+    rows = sum(int(rows_sent(plan.lengths, each).sum()) for plan, each in zip(plans, sizes, strict=True))
+    return rows, [size for each in sizes for size in each.tolist() if size > 1]
 
 
 def test_float32_is_at_most_twice_as_far_off_as_one_process(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from seqmesh.trainer.models.division import box_of, layers_of
 from seqmesh.trainer.models.transformer import Transformer, parameter_shapes
 from seqmesh.trainer.optim import OptimConfig
 from seqmesh.trainer.parallel import Ranks
-from seqmesh.trainer.part import Saved
+from seqmesh.trainer.part import Saved, place_of
 from seqmesh.trainer.replicas import Replica, Sharding, make_replica
 from seqmesh.trainer.replicas.held import EMBEDDING
 from tests.checkpoints import saver_of, zeros
@@ -129,7 +129,7 @@ class Job:
         if self.mesh.sharding != "parameters":
             for name, parameter in self.model.named_parameters():
                 whole = put_away[f"model/{name}"]
-                assert torch.equal(parameter, whole[boxes[name].place(parameter.shape)]), (self.mesh, name)
+                assert torch.equal(parameter, whole[place_of(boxes[name].offsets, parameter.shape)]), (self.mesh, name)
 
     def make_gradient(self, step: int) -> None:
         grid, boxes = self.grid, self.model.boxes()
@@ -140,7 +140,7 @@ class Job:
         for name, parameter in self.model.named_parameters():
             box = boxes[name]
             given = share(name, step, self.mesh, grid.data.rank, grid.tensor.rank, grid.stages.rank)
-            piece = given[box.place(parameter.shape)]
+            piece = given[place_of(box.offsets, parameter.shape)]
             if parameter.grad is None:
                 parameter.grad = piece.clone()
             else:

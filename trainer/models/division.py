@@ -7,7 +7,6 @@ what is added after a sum, every peer has whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -32,10 +31,6 @@ class Box:
     shape: torch.Size
     offsets: tuple[int, ...]
     divided: bool
-
-    def place(self, size: Sequence[int]) -> tuple[slice, ...]:
-        """Of a piece of this size: `whole[box.place(piece.shape)]`."""
-        return tuple(slice(start, start + each) for start, each in zip(self.offsets, size, strict=True))
 
 
 def box_of(name: str, shape: torch.Size, rank: int, count: int) -> Box:

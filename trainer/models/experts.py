@@ -27,6 +27,7 @@ from seqmesh.kernels.grouped import grouped_linear
 from seqmesh.kernels.layout import Layout
 from seqmesh.kernels.tensor_parallel import Peers
 from seqmesh.trainer.models.config import ModelConfig
+from seqmesh.trainer.models.division import first_of
 from seqmesh.trainer.models.linear import make_linear
 
 
@@ -45,7 +46,7 @@ class Experts(nn.Module):
     def __init__(self, config: ModelConfig, peers: Peers) -> None:
         super().__init__()
         assert config.experts is not None
-        first, end = (config.experts * rank // peers.count for rank in (peers.rank, peers.rank + 1))
+        first, end = (first_of(config.experts, rank, peers.count) for rank in (peers.rank, peers.rank + 1))
         self.own = range(first, end)
         self.router = make_linear(config.width, config.experts, bias=False)
         self.experts = Stacks(config, len(self.own))

@@ -23,6 +23,7 @@ from seqmesh.trainer.models.division import first_of, layers_of
 from seqmesh.trainer.models.transformer import Transformer, parts_of
 from seqmesh.trainer.offload import Offloader, offloaded
 from seqmesh.trainer.parallel import Ranks
+from seqmesh.trainer.part import place_of
 from seqmesh.trainer.recompute import Recompute, set_recompute
 from tests.kernels.reference import layout_of, positions_of, relative_error
 from tests.ranks import run_ranks
@@ -123,7 +124,7 @@ def compared(case: Case, peers: Peers) -> Found:
     for name, box in model.boxes().items():
         if not box.divided:
             dist.all_reduce(gradients[name], group=peers.group)
-        here = expected[name][box.place(gradients[name].shape)]
+        here = expected[name][place_of(box.offsets, gradients[name].shape)]
         # A key's bias moves all scores of a row alike where no position turns it: next to nothing is left of it.
         errors[name] = float((gradients[name] - here).norm() / max(1.0, float(expected[name].norm())))
     vocabulary = range(case.config.vocab_size)[first_of(case.config.vocab_size, peers.rank, peers.count) :]
@@ -237,7 +238,7 @@ def test_every_piece_has_the_numbers_of_the_whole_model(config: ModelConfig) -> 
             boxes = model.boxes()
             assert list(boxes) == [name for name in whole if name in named]
             for name, box in boxes.items():
-                place = box.place(named[name].shape)
+                place = place_of(box.offsets, named[name].shape)
                 assert torch.equal(named[name], whole[name][place]), name
                 assert box.divided == (named[name].shape != whole[name].shape)
                 seen[name][place] += 1 if box.divided else 0.25
